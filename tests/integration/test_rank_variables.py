@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.core.test_placement import config
+from yatt.adapters.compiler_cache import FOLDERS, unused_caches
 from yatt.control import __main__ as controller
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.node import Node
@@ -17,6 +18,7 @@ from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 
+CACHE = f"yatt-cache-{os.getuid()}"
 SLEEPS = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")
 
 
@@ -67,6 +69,33 @@ def test_without_gpus_nothing_is_set(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv(CONNECTIONS, raising=False)
     found = asyncio.run(environments(node_of(tmp_path, "cpu")))
     assert CONNECTIONS not in found[TRAINER]
+    assert not (tmp_path / CACHE).exists()
+
+
+def test_workers_on_gpus_share_one_cache_of_compiled_code_unless_the_user_has_set_another(
+    tmp_path: Path, monkeypatch
+) -> None:
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    for _ in range(2):  # the second is a later attempt
+        found = asyncio.run(environments(node_of(tmp_path, "cuda")))
+        for role in (TRAINER, ROLLOUT):
+            assert found[role]["VLLM_CACHE_ROOT"] == str(tmp_path / CACHE / "vllm")
+            assert found[role]["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / CACHE / "inductor")
+            assert found[role]["TRITON_CACHE_DIR"] == "/mine"
+    with unused_caches([tmp_path]) as unused:
+        assert unused == [tmp_path / CACHE], "a closed supervisor allows its removal"
+
+
+def test_without_a_private_folder_the_cache_is_of_the_attempt(tmp_path: Path, monkeypatch, caplog) -> None:
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / CACHE).mkdir(mode=0o755)
+    node = node_of(tmp_path, "cuda")
+    found = asyncio.run(environments(node))
+    assert found[ROLLOUT]["VLLM_CACHE_ROOT"] == str(node.scratch / "vllm")
+    assert f"no private folder in launch.scratch_dir ({tmp_path})" in caplog.text
 
 
 def test_a_controller_refuses_a_variable_that_breaks_determinism(tmp_path: Path, monkeypatch, caplog) -> None:

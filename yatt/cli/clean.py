@@ -6,6 +6,7 @@ from pathlib import Path
 from string import Template
 
 from yatt.adapters import local_folder
+from yatt.adapters.compiler_cache import unused_caches
 from yatt.adapters.run_config import load_run
 from yatt.checkpoint.local_tier import ended
 from yatt.config.operation import LaunchSection
@@ -16,27 +17,30 @@ from yatt.printable import printable
 
 
 def clean(folders: list[Path], *, dry_run: bool) -> int:
-    """Removes folders whose process is certainly dead, and local checkpoint files of runs that have finished
-    or were removed; prints their names.
+    """Removes folders whose process is certainly dead, local checkpoint files of runs that have finished or
+    were removed, and compiled code that no run uses now; prints their names.
 
     Args:
         folders: where to look; empty: /tmp, /dev/shm, and the local folders named in your submitted runs.
         dry_run: only print what would be removed.
     """
-    found = [
-        folder
-        for root in dict.fromkeys(folders or _usual())
-        for folder in (*local_folder.dead(root), *ended(root))
-    ]
-    for folder in found:
-        size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
-        if not dry_run:
-            local_folder.remove(folder)
-        done = "would remove" if dry_run else "kept" if folder.exists() else "removed"
-        sys.stdout.write(f"{done} {printable(str(folder))} ({size / 1e6:.1f} MB)\n")
+    roots = list(dict.fromkeys(folders or _usual()))
+    found = [folder for root in roots for folder in (*local_folder.dead(root), *ended(root))]
+    with unused_caches(roots) as caches:
+        found += caches
+        for folder in found:
+            _remove(folder, dry_run=dry_run)
     if not found:
         sys.stdout.write("nothing was left behind\n")
     return 0
+
+
+def _remove(folder: Path, *, dry_run: bool) -> None:
+    size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
+    if not dry_run:
+        local_folder.remove(folder)
+    done = "would remove" if dry_run else "kept" if folder.exists() else "removed"
+    sys.stdout.write(f"{done} {printable(str(folder))} ({size / 1e6:.1f} MB)\n")
 
 
 def _usual() -> list[Path]:

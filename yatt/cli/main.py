@@ -120,7 +120,9 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_simulate(commands)
     add_config(commands)
     add_init(commands)
-    cleaning = commands.add_parser("clean", help="remove files that your killed runs left on this machine")
+    cleaning = commands.add_parser(
+        "clean", help="remove files that your killed runs left on this machine, and unused compiled code"
+    )
     cleaning.add_argument(
         "folders", type=Path, nargs="*", default=[], help="node-local folders (default: /tmp, /dev/shm)"
     )

@@ -143,7 +143,7 @@ class LaunchSection:
     function occupies its process while it runs."""
 
     scratch_dir: Annotated[str, FILE] = "/tmp"
-    """Node-local folder for sockets."""
+    """Node-local folder for sockets, and on nodes with GPUs for compiled code, in `yatt-cache-UID`."""
 
     shm_dir: Annotated[str, FILE] = "/dev/shm"
     """Node-local memory filesystem, through which weights are transferred from trainer to engines."""

@@ -204,7 +204,7 @@ class SiteConfig:
     """IP version of the address on `interface`: 4 or 6; 0: IPv4, or IPv6 if the interface has only that."""
 
     scratch_dir: Annotated[str, FILE] = ""
-    """Node-local folder for sockets; empty: `launch.scratch_dir` of the run file."""
+    """Node-local folder for sockets and compiled code; empty: `launch.scratch_dir` of the run file."""
 
     shm_dir: Annotated[str, FILE] = ""
     """Node-local memory filesystem; empty: `launch.shm_dir` of the run file."""

@@ -33,6 +33,10 @@ def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
             # Engines of several workers would each bind their threads to the same first cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+    else:
+        # FlashInfer's sampler has no seeds of requests and no log-probs of the sampled distribution, so our
+        # requests never use it, installed or not. But vLLM imports it at start, and ends if it is missing.
+        variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     os.environ.update(variables)
 
 

@@ -24,6 +24,7 @@ from yatt.adapters.interface import interface_of
 from yatt.adapters.patience import is_passing
 from yatt.adapters.process import END, Child, ChildStart, log_tail, open_log
 from yatt.adapters.thread_call import call_in_thread
+from yatt.control.gpus.compiled_code import CompiledCode
 from yatt.control.gpus.orphans import OrphanWatch
 from yatt.control.gpus.shared_memory import SharedMemoryWatch
 from yatt.control.gpus.worker_plan import Worker, planned_workers
@@ -57,6 +58,7 @@ class Supervisor:
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
         self.shared_memory = SharedMemoryWatch(node.scratch, self._groups)
         self.orphans = OrphanWatch(self._groups)
+        self._compiled_code = CompiledCode(node)
 
     def of(self, role: str, slab: Slab) -> list[Worker]:
         """Returns the workers that hold `slab` when `role` holds it."""
@@ -228,6 +230,7 @@ class Supervisor:
         with contextlib.suppress(OSError):  # no thread is available: the launcher does it
             await self.orphans.close(only_marked=only_marked)
         await self.shared_memory.close()
+        self._compiled_code.close()
 
     async def _end_all(self, grace_s: float) -> None:
         for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
@@ -281,6 +284,7 @@ class Supervisor:
             env["MALLOC_ARENA_MAX"] = "1"
         elif worker.role == TRAINER:
             env = {**trainer_variables(self._node.config), **env}
+        env = {**self._compiled_code.variables(), **env}
         env[MARK] = self._mark(worker)
         devices = self._node.devices
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML's indices
