@@ -80,12 +80,12 @@ def test_with_all_repairs_an_update_is_exact(tmp_path, kind):
 
 
 def sample_more_prompts_than_fit_into_a_turn(tmp_path) -> list[str]:
-    """48 prompts of 60 tokens: more than the 2,048 that vLLM computes in one turn."""
+    """48 prompts of 100 tokens: more than the 4,096 that vLLM computes in one turn."""
     model = make_qwen3(tmp_path / "model", tied=True)
     engine = build_engine("vllm", options_for(model, deterministic=False, max_num_seqs=64))
     engine.start()
     try:
-        prompts = [pack_ids([40 + index] * 60) for index in range(48)]
+        prompts = [pack_ids([40 + index] * 100) for index in range(48)]
         asked = [
             sample(f"{index}", prompt_ids=ids, seed=index + 1, max_tokens=2, ignore_eos=True)
             for index, ids in enumerate(prompts)

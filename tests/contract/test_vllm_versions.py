@@ -1,0 +1,43 @@
+"""What differs between the versions of vLLM that yatt allows, or depends on how the engine is built."""
+
+import pytest
+
+from tests.contract.test_engine import options_for
+from tests.tiny_models import make_qwen3
+from yatt.engine.build import build_engine
+
+pytest.importorskip("vllm")
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    """vLLM's settings of its scheduler, as an engine for sampling gets them."""
+    model = make_qwen3(tmp_path_factory.mktemp("model"), tied=True)
+    engine = build_engine("vllm", options_for(model, deterministic=False, max_num_seqs=64))
+    engine.start()
+    yield engine._llm.vllm_config.scheduler_config
+    engine.close()
+
+
+def test_a_step_computes_as_many_prompt_tokens_as_in_offline_use(scheduler):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    budgets, _ = EngineArgs.get_batch_defaults(1)
+    assert scheduler.max_num_batched_tokens == budgets[UsageContext.LLM_CLASS]
+    assert scheduler.max_num_batched_tokens > scheduler.DEFAULT_MAX_NUM_BATCHED_TOKENS
+
+
+def test_on_an_h100_that_is_16384_tokens(monkeypatch):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    platform = type(current_platform)
+    monkeypatch.setattr(platform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(platform, "get_device_total_memory", lambda *_: 79 * GIB)
+    monkeypatch.setattr(platform, "get_device_name", lambda *_: "NVIDIA H100 80GB HBM3")
+    budgets, _ = EngineArgs.get_batch_defaults(1)
+    assert budgets[UsageContext.LLM_CLASS] == 16384
+    assert UsageContext.ENGINE_CONTEXT not in budgets, "2,048: the default of LLMEngine.from_engine_args"
