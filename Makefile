@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm newer-slurm demo slurm-demo test long soak quick check lint type layers bench docs
+.PHONY: setup slurm newer-slurm older-vllm demo slurm-demo test long soak quick check lint type layers bench docs
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -13,6 +13,15 @@ slurm:
 # A newer Slurm in .venv, for tests/slurm/test_newer.py; the system is not changed.
 newer-slurm: setup
 	@$(BIN)/python tools/other_slurm.py
+
+# Tests of the engine with the oldest vLLM that pyproject.toml allows, in an environment of its own. This vLLM leaves
+# sockets open when an engine of two processes is closed; Python's warning of that is no error here.
+older-vllm: setup
+	@$(BIN)/python tools/older_vllm.py
+	@.venv-older-vllm/bin/python -m pytest -n 2 --dist loadscope -W ignore::pytest.PytestUnraisableExceptionWarning \
+	  tests/contract/test_engine.py tests/contract/test_engine_batches.py tests/contract/test_vllm_versions.py \
+	  tests/integration/test_vllm_repairs.py tests/integration/test_vllm_parallel.py tests/integration/test_engine_ranks.py \
+	  tests/integration/test_engine_worker.py tests/integration/test_sync_probe.py
 
 demo: setup
 	@$(BIN)/python tools/demo.py

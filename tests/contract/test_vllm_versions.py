@@ -5,6 +5,7 @@ import pytest
 from tests.contract.test_engine import options_for
 from tests.tiny_models import make_qwen3
 from yatt.engine.build import build_engine
+from yatt.engine.vllm import attention_arguments
 
 pytest.importorskip("vllm")
 GIB = 1 << 30
@@ -41,3 +42,17 @@ def test_on_an_h100_that_is_16384_tokens(monkeypatch):
     budgets, _ = EngineArgs.get_batch_defaults(1)
     assert budgets[UsageContext.LLM_CLASS] == 16384
     assert UsageContext.ENGINE_CONTEXT not in budgets, "2,048: the default of LLMEngine.from_engine_args"
+
+
+def test_only_an_attention_backend_that_this_vllm_has_is_asked_for():
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    asked = attention_arguments(options_for("model")).values()
+    assert set(asked) == {"CPU_MLA"} & AttentionBackendEnum.__members__.keys()
+    assert attention_arguments(options_for("model", device="cuda")) == {}
+
+
+def test_the_transfer_engine_has_all_that_this_vllm_calls_abstract():
+    from yatt.engine.transfer import HostCopyTransferEngine
+
+    assert HostCopyTransferEngine.__abstractmethods__ == frozenset()

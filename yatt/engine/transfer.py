@@ -101,6 +101,11 @@ class HostCopyTransferEngine(_Base):  # type: ignore[misc]  # as above
     def shutdown(self) -> None:
         """Does nothing, because nothing is held between updates."""
 
+    @staticmethod
+    def trainer_send_weights(*_: Any, **__: Any) -> None:
+        """Abstract in vLLM 0.26, which cannot build an engine without it; later versions have not got it."""
+        raise NotImplementedError("the trainer's ranks write their host copies; nothing is sent")
+
 
 class WorkerExtension:
     """Methods that are added to vLLM's workers, for `collective_rpc` by name."""

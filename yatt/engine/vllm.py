@@ -2,8 +2,8 @@
 
 Input and output are token ids. Log-probs are those of the sampled distribution (after temperature, top-p,
 top-k): `logprobs_mode="processed_logprobs"`. vLLM is imported in `start`, after `yatt.engine.environment` has
-set its environment variables. Only calls that exist in vLLM 0.26 to 0.33 are used; for the one that differs,
-the code checks for the method, not the version.
+set its environment variables. Only calls that exist in vLLM 0.26 to 0.33 are used; where versions differ, the
+code checks for the method or the name, not the version. `make older-vllm` tests version 0.26.
 
 On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 """
@@ -62,7 +62,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        arguments = engine_arguments(self._options)
+        arguments = engine_arguments(self._options) | attention_arguments(self._options)
         unknown = arguments.keys() - {item.name for item in dataclasses.fields(EngineArgs)}
         if unknown:
             raise ConfigError(
@@ -287,8 +287,6 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         # Chunked prefill rewinds a request's seeded generator, which torch's CPU generator cannot do: every
         # request in the engine would fail. So a prompt that does not fit into a step waits for the next.
         arguments["enable_chunked_prefill"] = False
-        # For latent attention: the kernels of CPUs with AMX take bfloat16 only, and keep copies of weights.
-        arguments["attention_backend"] = "CPU_MLA"
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes or CPU_KV_CACHE_BYTES
         return arguments
     arguments["enable_sleep_mode"] = True
@@ -296,6 +294,17 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
     if options.kv_cache_bytes:
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes
     return arguments
+
+
+def attention_arguments(options: EngineOptions) -> dict[str, Any]:
+    """vLLM's EngineArgs for latent attention, by version. vLLM ignores them for other models."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    # Version 0.26 has no latent attention on CPU, and refuses the name for every model.
+    if options.device == "cpu" and "CPU_MLA" in AttentionBackendEnum.__members__:
+        # The kernels of CPUs with AMX take bfloat16 only, and keep copies of weights.
+        return {"attention_backend": "CPU_MLA"}
+    return {}
 
 
 def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens: int) -> Any:
