@@ -1,11 +1,16 @@
 """What differs between the versions of vLLM that yatt allows, or depends on how the engine is built."""
 
 import pytest
+import torch
 
 from tests.contract.test_engine import options_for
-from tests.tiny_models import make_qwen3
+from tests.tiny_models import make_qwen3, publish_tensors
+from tests.unit.weights.test_registered_memory import Cuda
 from yatt.engine.build import build_engine
+from yatt.engine.published import read_publication
 from yatt.engine.vllm import attention_arguments
+from yatt.weights import published
+from yatt.weights.registered_memory import MemoryRegistrar
 
 pytest.importorskip("vllm")
 GIB = 1 << 30
@@ -56,3 +61,27 @@ def test_the_transfer_engine_has_all_that_this_vllm_calls_abstract():
     from yatt.engine.transfer import HostCopyTransferEngine
 
     assert HostCopyTransferEngine.__abstractmethods__ == frozenset()
+
+
+@pytest.mark.parametrize(("device", "num_registered"), [("cpu", 0), ("cuda", 1)])
+def test_an_update_on_a_gpu_reads_registered_memory(tmp_path, monkeypatch, device, num_registered):
+    from yatt.engine.transfer import HostCopyTransferEngine, HostCopyUpdateInfo
+
+    class Model:
+        """Takes what it is given, as a model on a GPU does, and notes what is registered meanwhile."""
+
+        def load_weights(self, weights):
+            self.loaded = {name: tensor.clone() for name, tensor in weights}
+            self.num_registered = len(cuda.registered)
+
+    cuda, tensors = Cuda(), {"matrix": torch.arange(12.0).view(3, 4)}
+    monkeypatch.setattr(published, "_MAPPINGS", published._Mappings(MemoryRegistrar(cuda)))
+    publication = read_publication(publish_tensors(tmp_path / "v", tensors, 4), 4)
+    engine = object.__new__(HostCopyTransferEngine)  # vLLM's own constructor wants a whole engine
+    engine.device, engine.model = torch.device(device), Model()
+    stems = [str(stem) for stem in publication.stems]
+    update = HostCopyUpdateInfo(stems=stems, attempt=1, policy_version=4, sums=publication.sums)
+    engine.receive_weights(update)
+    engine.check_read()
+    assert torch.equal(engine.model.loaded["matrix"], tensors["matrix"])
+    assert engine.model.num_registered == num_registered

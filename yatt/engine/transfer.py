@@ -75,7 +75,8 @@ class HostCopyTransferEngine(_Base):  # type: ignore[misc]  # as above
     def receive_weights(self, update_info: HostCopyUpdateInfo) -> None:
         """Loads every published tensor into the model."""
         stamp = Stamp(update_info.attempt, update_info.policy_version)
-        self._published = PublishedWeights([Path(stem) for stem in update_info.stems], stamp)
+        stems, is_for_gpu = [Path(stem) for stem in update_info.stems], self.device.type == "cuda"
+        self._published = PublishedWeights(stems, stamp, is_for_gpu=is_for_gpu)
         self._sums = update_info.sums
         with torch.no_grad():
             self.model.load_weights(counted(self._published))

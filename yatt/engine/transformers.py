@@ -156,7 +156,8 @@ class TransformersEngine:
         """See Engine.load_weights; copies in place, so that tied weights stay tied."""
         assert not self.is_busy, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
-        published = PublishedWeights(publication.stems, publication.stamp)
+        is_for_gpu = self._options.device == "cuda"
+        published = PublishedWeights(publication.stems, publication.stamp, is_for_gpu=is_for_gpu)
         weights = dict(saved_names(self._model))
         _refuse_other_weights(weights, published.shapes(), folder)
         self._has_weights = False  # until the update is complete

@@ -6,6 +6,7 @@ is not put together. The trainer's layout and the engine's are independent.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from yatt.adapters.host_segment import (
-    HEADER_BYTES,
-    WEIGHTS,
-    SegmentReader,
-    Stamp,
-    segment_path,
-    weight_plan_path,
-)
+from yatt.adapters.host_segment import WEIGHTS, SegmentReader, Stamp, segment_path, weight_plan_path
 from yatt.errors import WorkerFailed
 from yatt.records.weights import PlannedWeight, WeightPlan
 from yatt.weights.checksum import box_sum, described
+from yatt.weights.registered_memory import MemoryRegistrar
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +32,33 @@ class _Source:
     data: Tensor
 
 
+class _Mapping:
+    """A host copy's segment, mapped without write access and shared: a private mapping would give registered
+    pages of its own to this process, which the trainer's next version does not reach."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = SegmentReader(path)
+        with warnings.catch_warnings(action="ignore"):  # torch warns that the memory is not writable
+            self.data = torch.frombuffer(self.reader.data, dtype=torch.uint8)
+        self._is_asked = False
+
+    def register(self, registrar: MemoryRegistrar) -> None:
+        """Registers the data with CUDA, until they are unmapped. The first call counts."""
+        if not self._is_asked:
+            self._is_asked = True
+            registrar.register(self.data, self, read_only=True)
+
+
 class _Mappings:
-    """Segments as bytes, kept mapped from one version to the next: a host copy is the same file for a whole
-    attempt, and to map it anew costs half as much as to copy it (a page fault for each page)."""
+    """Segments, kept mapped from one version to the next: a host copy is the same file for a whole attempt,
+    and to map it anew costs half as much as to copy it (a page fault for each page)."""
 
-    def __init__(self) -> None:
-        self._kept: dict[Path, tuple[tuple[int, int, int], Tensor]] = {}
+    def __init__(self, registrar: MemoryRegistrar) -> None:
+        self._kept: dict[Path, tuple[tuple[int, int, int], _Mapping]] = {}
+        self._registrar = registrar
 
-    def of(self, path: Path, size_bytes: int) -> Tensor:
-        """Returns the bytes of the file that is at `path` now.
+    def of(self, path: Path, *, is_for_gpu: bool) -> _Mapping:
+        """Returns the segment that is at `path` now.
 
         Raises:
             WorkerFailed: it is gone.
@@ -54,16 +67,18 @@ class _Mappings:
             found = path.stat()
         except OSError as error:
             raise WorkerFailed(f"the host copy {path} cannot be opened: {error.strerror}") from error
-        identity = found.st_dev, found.st_ino, size_bytes
-        before, mapped = self._kept.get(path, (None, None))
-        if before != identity or mapped is None:
-            mapped = torch.from_file(str(path), shared=False, size=size_bytes, dtype=torch.uint8)
+        identity = found.st_dev, found.st_ino, found.st_size
+        before, mapping = self._kept.get(path, (None, None))
+        if before != identity or mapping is None:
+            mapping = _Mapping(path)
             self._kept = {kept: each for kept, each in self._kept.items() if kept.exists()}
-            self._kept[path] = identity, mapped
-        return mapped
+            self._kept[path] = identity, mapping
+        if is_for_gpu:
+            mapping.register(self._registrar)
+        return mapping
 
 
-_MAPPINGS = _Mappings()
+_MAPPINGS = _Mappings(MemoryRegistrar())
 
 
 class PublishedWeights:
@@ -71,17 +86,18 @@ class PublishedWeights:
 
     Args:
         stems: of host copies that contain all weights together.
+        is_for_gpu: they are copied to a GPU, so the host copies are registered with CUDA.
 
     Raises:
         WorkerFailed: a host copy is missing or of another version, or a tensor is incomplete.
     """
 
-    def __init__(self, stems: Sequence[Path], stamp: Stamp) -> None:
-        self._stamp, self._readers = stamp, list[SegmentReader]()
+    def __init__(self, stems: Sequence[Path], stamp: Stamp, *, is_for_gpu: bool = False) -> None:
+        self._stamp, self._mappings = stamp, list[_Mapping]()
         self._planned: dict[str, PlannedWeight] = {}
         self._sources: dict[str, dict[tuple[tuple[int, ...], ...], _Source]] = {}
         for stem in stems:
-            self._open(stem)
+            self._open(stem, is_for_gpu=is_for_gpu)
         self.check()
         for name, planned in self._planned.items():
             found = sum(source.data.numel() for source in self._sources[name].values())
@@ -91,17 +107,16 @@ class PublishedWeights:
                     f"{', '.join(stem.name for stem in stems)}"
                 )
 
-    def _open(self, stem: Path) -> None:
-        path = segment_path(stem, WEIGHTS)
-        self._readers.append(reader := SegmentReader(path))
-        mapped = _MAPPINGS.of(path, HEADER_BYTES + len(reader.data))[HEADER_BYTES:]
+    def _open(self, stem: Path, *, is_for_gpu: bool) -> None:
+        mapping = _MAPPINGS.of(segment_path(stem, WEIGHTS), is_for_gpu=is_for_gpu)
+        self._mappings.append(mapping)
         for planned in read_weight_plan(stem).weights:
             self._planned.setdefault(planned.name, planned)
             sources = self._sources.setdefault(planned.name, {})
             dtype = getattr(torch, planned.dtype)
             for box in planned.boxes:
                 end = box.at + math.prod(box.shape) * dtype.itemsize
-                data = mapped[box.at : end].view(dtype).view(box.shape)
+                data = mapping.data[box.at : end].view(dtype).view(box.shape)
                 sources[box.offset, box.shape] = _Source(box.offset, data)
 
     def check(self) -> None:
@@ -110,8 +125,8 @@ class PublishedWeights:
         Raises:
             WorkerFailed: one was changed; what was read since the check before is a mix.
         """
-        for reader in self._readers:
-            reader.check(self._stamp)
+        for mapping in self._mappings:
+            mapping.reader.check(self._stamp)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields name and tensor, in the order of the plans."""

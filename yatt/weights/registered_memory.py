@@ -4,7 +4,7 @@ CUDA registers addresses, not mappings: an address that stays registered after i
 the next registration there fail. So a registration ends before its memory is unmapped. CUDA also keeps the
 error of a failed call and reports it at the next kernel, so a failed call's error is taken back here.
 
-Without registration copies are right, but slow: 3 to 10 GB/s instead of 40 to 50.
+Without registration copies are right, but slow: typically 3 to 10 GB/s instead of 40 to 50 (not measured).
 """
 
 import contextlib

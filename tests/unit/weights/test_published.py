@@ -1,16 +1,20 @@
 """Published weights as tensors: views where one host copy has all, boxes that are put together otherwise."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tiny_models import publish_tensors
+from tests.unit.weights.test_registered_memory import Cuda
 from yatt.adapters.host_segment import Stamp, segment_path, weight_plan_path
 from yatt.engine.published import read_publication
 from yatt.errors import WorkerFailed
+from yatt.weights import published as module
 from yatt.weights.published import PublishedWeights
+from yatt.weights.registered_memory import READ_ONLY_FLAGS, MemoryRegistrar
 
 GENERATOR = torch.Generator().manual_seed(3)
 TENSORS = {
@@ -113,3 +117,69 @@ def test_a_host_copy_stays_mapped_as_long_as_it_is_the_same_file(tmp_path):
     path.unlink()
     with pytest.raises(WorkerFailed, match="cannot be opened"):
         PublishedWeights(publication.stems, publication.stamp)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """In place of CUDA's calls, and no host copy is mapped yet."""
+    calls = Cuda()
+    monkeypatch.setattr(module, "_MAPPINGS", module._Mappings(MemoryRegistrar(calls)))
+    return calls
+
+
+def on_a_gpu(publication) -> PublishedWeights:
+    return PublishedWeights(publication.stems, publication.stamp, is_for_gpu=True)
+
+
+def access_of(address: int) -> str:
+    """Access of the mapping at an address, as the kernel shows it: r--s is read only and shared."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(each, 16) for each in line.split()[0].split("-"))
+        if first <= address < end:
+            return line.split()[1]
+    return ""
+
+
+def test_for_a_gpu_each_host_copy_is_registered_once_for_all_its_versions(tmp_path, cuda):
+    folder = Path(publish_tensors(tmp_path / "v", TENSORS, 4, cuts=2))
+    publication = read_publication(str(folder), 4)
+    PublishedWeights(publication.stems, publication.stamp)
+    assert cuda.calls == [], "a reader without a GPU needs none"
+    addresses = {each.data.data_ptr() for each in kept()}
+    for _ in range(3):
+        weights = on_a_gpu(publication)
+        assert cuda.registered.keys() == addresses
+        assert {access_of(address) for address in addresses} == {"r--s"}, "as CUDA's flag says"
+    assert torch.equal(weights.tensor("vector") * 1, TENSORS["vector"])
+    assert sorted(cuda.calls) == sorted(("register", each, READ_ONLY_FLAGS) for each in addresses)
+
+
+def test_a_registration_ends_before_its_host_copy_is_unmapped(tmp_path, cuda):
+    """Six trainers, one after the other, whose host copies are at the same path."""
+    addresses = []
+    for _ in range(6):
+        shutil.rmtree(tmp_path / "v", ignore_errors=True)
+        publication = read_publication(publish_tensors(tmp_path / "v", TENSORS, 4, cuts=1), 4)
+        assert torch.equal(on_a_gpu(publication).tensor("vector"), TENSORS["vector"])
+        (mapping,) = kept()
+        addresses.append(mapping.data.data_ptr())
+        del mapping
+        assert cuda.registered.keys() == {addresses[-1]}, "the one before is unmapped"
+    assert [call[1] for call in cuda.calls if call[0] == "register"] == addresses
+    assert [call[1] for call in cuda.calls if call[0] == "unregister"] == addresses[:-1]
+    assert cuda.error == 0
+
+
+def test_without_registration_the_weights_are_the_same_and_no_error_is_left(tmp_path, cuda, caplog):
+    cuda.limit_bytes = 1
+    publication = read_publication(publish_tensors(tmp_path / "v", TENSORS, 4, cuts=2), 4)
+    for _ in range(2):
+        weights = on_a_gpu(publication)
+        assert all(torch.equal(weights.tensor(name) * 1, TENSORS[name]) for name in TENSORS)
+    assert (cuda.error, cuda.registered) == (0, {})
+    assert len(cuda.calls) == 2, "each host copy once"
+    assert len(caplog.records) == 1
+
+
+def kept() -> list:
+    return [mapping for _, mapping in module._MAPPINGS._kept.values()]
