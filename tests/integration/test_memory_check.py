@@ -89,6 +89,53 @@ def test_memory_that_does_not_come_back_costs_the_sleeper_its_process_before_any
     asyncio.run(scenario())
 
 
+def test_what_comes_with_the_first_work_is_no_leak_and_what_comes_later_is(make):
+    """Communicators of the data-parallel group are made at the first update, after the first sleep."""
+
+    async def scenario():
+        async with make(computes=False).running() as bench:
+            await bench.give(TRAINER)
+            await bench.give(ROLLOUT)
+            bench.computes, bench.asleep[TRAINER] = True, ASLEEP + 900 * MIB
+            for role in (TRAINER, ROLLOUT, TRAINER):
+                await bench.give(role)
+            assert not bench.told("worker.end") and not bench.told("lease.not_free")
+            bench.asleep[TRAINER] += 900 * MIB
+            await bench.give(ROLLOUT)
+            assert (
+                "keeps 2100 MiB of memory, 1264 MiB are allowed" in bench.told("lease.not_free")[0]["cause"]
+            )
+            assert len(bench.told("worker.end")) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hidden", ["", "pids"])
+def test_a_holder_with_much_memory_has_more_time_to_fall_asleep(make, monkeypatch, hidden):
+    """It has 4 GiB to move, and one second for each beside `release_s`."""
+    if hidden:
+        monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: False)
+
+    async def scenario():
+        async with make(release_s=0.2).running() as bench:
+            await bench.give(TRAINER)
+            limits, fall_asleep = [], bench._sleep
+
+            async def sleep(slab, role, token, release_s):
+                limits.append(release_s)
+                await asyncio.sleep(1.0)  # five times as long as a holder without memory may take
+                await fall_asleep(slab, role, token, release_s)
+
+            bench.arbiter._holding = Holding(
+                wake=bench._wake, sleep=sleep, restart=bench._restart, take_back=lambda _: None
+            )
+            await bench.give(ROLLOUT)
+            assert limits == [4.2]
+            assert not bench.told("lease.expire") and not bench.told("worker.end")
+
+    asyncio.run(scenario())
+
+
 def test_a_first_sleep_that_frees_nothing_is_not_believed(make, gpus):
     async def scenario():
         async with make(max_sleeping_bytes=1024 * MIB).running() as bench:
@@ -328,15 +375,15 @@ def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
 
 def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_taken_back(make):
     async def scenario():
-        async with make(device="0,1", wide=True).running() as bench:
+        async with make(device="0,1", wide=True, awake=512 * MIB).running() as bench:
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
             neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
             fall_asleep = bench.arbiter._holding.sleep
 
-            async def sleep(slab, role, token):
+            async def sleep(slab, role, token, release_s):
                 if role != ROLLOUT:
-                    return await fall_asleep(slab, role, token)
+                    return await fall_asleep(slab, role, token, release_s)
                 await hold(bench.orders, neighbour.child.pid, bench.asleep[role])
                 neighbour.is_asleep = True
                 await asyncio.sleep(600)
@@ -346,7 +393,7 @@ def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_tak
             )
             await bench.give(JUDGE)
             assert [event["worker"] for event in bench.told("worker.end")] == [engine.name + ".1"]
-            assert bench.told("lease.expire")[0]["cause"] == "rollout did not release within 2 s"
+            assert bench.told("lease.expire")[0]["cause"] == "rollout did not release within 3 s"
             assert not bench.told("lease.not_free"), "what the neighbour keeps asleep is known"
             await bench.give(ROLLOUT)
             assert (neighbour.starts, engine.starts) == (1, 2)

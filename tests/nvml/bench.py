@@ -42,7 +42,7 @@ def short_folder() -> str:
 
 class Bench:
     """Args: `orders` is where processes are told; `user` the module they run; `lease` its section. With
-    `wide` there are two GPUs, and a GenRM that needs both."""
+    `wide` there are two GPUs, and a GenRM that needs both; `computes`: awake processes have done work."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Bench:
         asleep=0,
         cpus=(),
         wide=False,
+        computes=True,
         **lease,
     ):
         timing = {
@@ -73,7 +74,7 @@ class Bench:
         )  # fmt: skip
         config = load_resolved(paths.config)
         self.orders, self.lines, self.quarantined, self.taken_back = orders, [], [], []
-        self.awake = awake
+        self.awake, self.computes = awake, computes
         self.node = Node(
             config=config, paths=paths, placement=place(config), attempt=1, index=0,
             host="127.0.0.1", device="cuda", devices=visible_devices(device, num_gpus),
@@ -108,10 +109,10 @@ class Bench:
 
     async def _restart(self, worker, token):
         await self.supervisor.start(worker)
-        worker.is_asleep = False
+        worker.is_asleep, worker.has_computed = False, self.computes
         await hold(self.orders, worker.child.pid, self.awake)
 
-    async def _sleep(self, slab, role, token):
+    async def _sleep(self, slab, role, token, _release_s):
         for worker in self.supervisor.of(role, slab):
             await hold(self.orders, worker.child.pid, self.asleep[role])
             worker.is_asleep = True

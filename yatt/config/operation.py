@@ -256,7 +256,8 @@ class LeaseSection:
     """Time without progress after which a holder loses its lease even if it renews."""
 
     release_s: Annotated[float, SECONDS] = 5.0
-    """Time limit for a holder to sleep after the request."""
+    """Time limit for a holder to sleep after the request. On GPUs it has one more second for each GiB that
+    it has there."""
 
     term_s: Annotated[float, SECONDS] = 10.0
     """Time limit for its processes to end after SIGTERM."""
@@ -273,7 +274,7 @@ class LeaseSection:
 
     max_sleeping_bytes: Annotated[int, SIZE_BYTES] = 8 << 30
     """Largest device memory of a sleeping worker per GPU (contexts, graphs, communicators). What it keeps
-    after its first sleep is its allowance from then on."""
+    after the first sleep that followed work of its role is its allowance from then on."""
 
     def __post_init__(self) -> None:
         rule(

@@ -100,12 +100,29 @@ def test_an_engine_that_is_woken_takes_the_newest_weights_under_its_token() -> N
 def test_it_sleeps_under_the_token_that_is_taken_back_and_gets_no_requests_meanwhile() -> None:
     async def scene(bench: Bench) -> None:
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
-        await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+        await bench.workers.sleep(bench.slab, ROLLOUT, 7, 5.0)
 
     bench = Bench()
     asyncio.run(scene(bench))
     assert bench.kinds() == [("Wake", 7), ("Sleep", 7)]
     assert not bench.engines.is_awake(bench.worker(ROLLOUT).address)
+
+
+def test_an_update_or_a_completion_is_the_work_after_which_sleeping_memory_is_learned() -> None:
+    async def scene(bench: Bench) -> list[bool]:
+        trainer, engine, found = bench.worker(TRAINER), bench.worker(ROLLOUT), list[bool]()
+        await bench.workers.order(trainer, m.Publish(policy_version=1, probe=()))
+        found.append(trainer.has_computed)
+        await bench.workers.order(trainer, m.Train(iteration=1, facts=(), plan=()))
+        found.append(trainer.has_computed)
+        for token in (7, 8):
+            await bench.workers.wake(bench.slab, ROLLOUT, token)
+            await bench.workers.sleep(bench.slab, ROLLOUT, token, 5.0)
+            found.append(engine.has_computed)
+            bench.engines._useful.add(engine.address)  # as `completed` does
+        return found
+
+    assert asyncio.run(scene(Bench())) == [False, True, False, True]
 
 
 def test_of_two_engines_one_that_ends_or_is_being_started_delays_no_sleep() -> None:
@@ -120,13 +137,13 @@ def test_of_two_engines_one_that_ends_or_is_being_started_delays_no_sleep() -> N
             return m.Failed(error="ended", exit_code=1)
 
         bench.socket.answers[m.Sleep] = sleep
-        await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+        await bench.workers.sleep(bench.slab, ROLLOUT, 7, 5.0)
         assert (first.is_asleep, second.is_asleep) == (True, False)
         second.is_starting = True
         second.hello.clear()
         await bench.workers.wake(bench.slab, JUDGE, 8)
         bench.socket.answers[m.Sleep] = lambda _: m.Done()
-        await bench.workers.sleep(bench.slab, ROLLOUT, 8)
+        await bench.workers.sleep(bench.slab, ROLLOUT, 8, 5.0)
         assert bench.kinds()[-2:] == [("Wake", 8), ("Sleep", 8)], "one of them has nothing on its GPU"
 
     asyncio.run(scene(Bench(narrow=True)))
@@ -137,7 +154,7 @@ def test_a_sleep_that_a_running_engine_refuses_is_an_error() -> None:
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
         bench.socket.answers[m.Sleep] = lambda _: m.Failed(error="no", exit_code=1)
         with pytest.raises(WorkerFailed):
-            await bench.workers.sleep(bench.slab, ROLLOUT, 7)
+            await bench.workers.sleep(bench.slab, ROLLOUT, 7, 5.0)
 
     asyncio.run(scene(Bench(narrow=True)))
 

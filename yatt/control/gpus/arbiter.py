@@ -7,7 +7,7 @@ within an attempt. Workers do not outlive their controller, so tokens of two att
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt import clock
@@ -26,6 +26,9 @@ from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
 TICK_S = 0.1
+LEAST_MOVED_BYTES_PER_S = 1 << 30
+"""Slowest rate at which a holder moves its memory to the host when it falls asleep, if every page is
+allocated and locked for it anew, as vLLM does for weights that it keeps (2 to 5 GB/s; not measured by us)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,13 @@ class Holding:
 
     Attributes:
         wake: wakes `role`'s workers on the slab under the token.
-        sleep: orders them to sleep; returns when all that run sleep.
+        sleep: orders them to sleep within the time limit (seconds); returns when all that run sleep.
         restart: starts and wakes one engine of several under the token, which others of its role work under.
         take_back: called before anything else when a grant ends; no worker may be woken under it any more.
     """
 
     wake: Callable[[Slab, str, int], Awaitable[None]]
-    sleep: Callable[[Slab, str, int], Awaitable[None]]
+    sleep: Callable[[Slab, str, int, float], Awaitable[None]]
     restart: Callable[[Worker, int], Coroutine[Any, Any, None]]
     take_back: Callable[[Slab], None]
 
@@ -59,10 +62,11 @@ class Arbiter:
         self._node, self._supervisor, self._events = node, supervisor, events
         self._holding, self._failed = holding, failed
         section = node.config.lease
-        self._timing = Timing(
+        timing = Timing(
             ttl_s=section.ttl_s, stall_s=section.stall_s, release_s=section.release_s,
             term_s=section.term_s, kill_s=section.kill_s, memory_check_s=section.memory_check_s,
         )  # fmt: skip
+        self._timings = dict.fromkeys(node.slabs, timing)
         self._slabs = {slab: SharedSlab() for slab in node.slabs}
         self._num_engines = {slab: node.placement.num_engines_on(slab) for slab in node.slabs}
         self._ended_before: dict[str, int] = {}  # by worker: the starts that had ended before the grant
@@ -168,7 +172,9 @@ class Arbiter:
         # The time during which the arbiter was suspended does not count.
         now_s = self._clock.at(clock.monotonic_s(), period_s=TICK_S)
         counts = self._num_engines[slab]
-        self._slabs[slab], actions = sharing.step(self._slabs[slab], event, now_s, self._timing, counts)
+        self._slabs[slab], actions = sharing.step(
+            self._slabs[slab], event, now_s, self._timings[slab], counts
+        )
         after = self.lease(slab)
         if before.stage is Stage.HELD and after.stage is not Stage.HELD:
             self._holding.take_back(slab)
@@ -193,6 +199,7 @@ class Arbiter:
     def _perform(self, slab: Slab, action: rules.Action) -> None:
         match action:
             case rules.RequestRelease(role, token):
+                self._allow_time(slab, role)
                 self._spawn(self._release(slab, role, token))
             case rules.Give(role, token):
                 self._grant(slab, role, token)
@@ -248,9 +255,15 @@ class Arbiter:
             self._events.emit("lease.not_free", slab=slab.name, cause=checked.detail)
         return checked
 
+    def _allow_time(self, slab: Slab, role: str) -> None:
+        """Sets the time limit of a release by the bytes that the holder has now and may have to move."""
+        moving_s = self._processes.movable_bytes(slab, role) / LEAST_MOVED_BYTES_PER_S
+        release_s = round(self._node.config.lease.release_s + moving_s, 1)
+        self._timings[slab] = replace(self._timings[slab], release_s=release_s)
+
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
-            await self._holding.sleep(slab, role, token)
+            await self._holding.sleep(slab, role, token, self._timings[slab].release_s)
         except (WorkerFailed, DeadlineExceeded) as error:  # ticks escalate to termination
             self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
             return

@@ -51,9 +51,9 @@ class EngineMeter:
                 self._built.setdefault(slab, {}).update({w.name: w.address for w in workers})
                 self._woke(role, took_s, is_build=not was_built)
 
-        async def sleep(slab: Slab, role: str, token: int) -> None:
+        async def sleep(slab: Slab, role: str, token: int, release_s: float) -> None:
             began_s = clock.monotonic_s()
-            await holding.sleep(slab, role, token)
+            await holding.sleep(slab, role, token, release_s)
             took_s = self._took(slab, began_s)
             if role != TRAINER:
                 before = self.costs.get(role, SwitchCost())

@@ -136,9 +136,13 @@ class LocalEngines:
             for key in waiting:
                 self._end(key, error=_none_left(role))
 
+    def was_of_use(self, address: str) -> bool:
+        """Whether an engine's process has completed a request, or takes none."""
+        return address in self._useful
+
     def bury(self, address: str) -> bool:
         """Removes an engine's process from the records. Returns whether it was of use."""
-        was_useful = address in self._useful
+        was_useful = self.was_of_use(address)
         self._useful.discard(address)
         return was_useful
 

@@ -1,9 +1,10 @@
 """Checks that a slab is free: compares measured memory with the memory that its sleeping workers may keep.
 
 The device decides which of two measurements is used: NVML with GPUs, resident memory with CPU slots. A
-worker's *sleeping memory* is the memory that it kept after its first sleep. This value is fixed: later growth
-is a leak and prevents a grant. Engines on CPU are the exception: their sleep frees nothing, so their sleeping
-memory is the memory that they had when they fell asleep.
+worker's *sleeping memory* is the memory that it kept after the first sleep that followed work of its role (an
+update, a completion): communicators and workspaces come with that. From then on the value is fixed: later
+growth is a leak and prevents a grant. Engines on CPU are the exception: their sleep frees nothing, so their
+sleeping memory is the memory that they had when they fell asleep.
 """
 
 import math
@@ -27,6 +28,10 @@ class MemoryCheck(Protocol):
 
     def weigh(self, worker: Worker) -> int:
         """Returns the bytes that a worker uses now."""
+        ...
+
+    def movable_bytes(self, slab: Slab, workers: list[Worker], /) -> int:
+        """Returns the most bytes that these workers may have to move to the host to fall asleep."""
         ...
 
     def learn(self, worker: Worker) -> None:
@@ -66,6 +71,10 @@ class SlotMemoryCheck:
         if worker.child is None:
             return 0
         return self._process_groups.resident_bytes([worker.child.pid], clock.monotonic_s())[worker.child.pid]
+
+    def movable_bytes(self, _: Slab, __: list[Worker], /) -> int:
+        """Returns 0: everything is on the host."""
+        return 0
 
     def learn(self, worker: Worker) -> None:
         """Records, at the next measurement, all memory of an engine as its sleeping memory: on CPU an
@@ -118,6 +127,7 @@ class GpuMemoryCheck:
         self._node, self._supervisor, self._nvml = node, supervisor, nvml
         self._sees_pids, self._process_groups = sees_pids, ProcessGroups()
         self._sleeping_bytes: dict[str, int] = {}
+        self._is_final: set[str] = set()  # addresses of workers whose sleeping memory is fixed
         gpus = [gpu for slab in node.slabs for gpu in slab.gpus]
         self._baseline = {gpu: nvml.occupancy((gpu,)).used_bytes for gpu in gpus}
 
@@ -130,12 +140,21 @@ class GpuMemoryCheck:
         except WorkerFailed:
             return 0
 
+    def movable_bytes(self, slab: Slab, workers: list[Worker], /) -> int:
+        """Returns the device bytes of these workers; all that is in use if they cannot be attributed."""
+        try:
+            seen = self._measured(slab.gpus)
+        except WorkerFailed:
+            return 0
+        held = sum(self._held(seen, workers).values())
+        return held or max(0, seen.used_bytes - self._base(slab.gpus))
+
     def learn(self, worker: Worker) -> None:
-        """Records the memory that the worker keeps after its first sleep, at most
+        """Records the memory that the worker keeps after each sleep up to the first one after work, at most
         ``lease.max_sleeping_bytes`` on each of its GPUs, since a sleep that frees nothing must not be
         accepted. If the driver does not attribute memory to processes, it is the memory that no other worker
         keeps."""
-        if worker.address in self._sleeping_bytes or worker.child is None or worker.slab is None:
+        if worker.address in self._is_final or worker.child is None or worker.slab is None:
             return
         gpus = worker.gpus
         try:
@@ -150,6 +169,8 @@ class GpuMemoryCheck:
             kept = seen.used_bytes - self._base(gpus) - others
         most = self._node.config.lease.max_sleeping_bytes * len(worker.gpus)
         self._sleeping_bytes[worker.address] = max(0, min(kept, most))
+        if worker.has_computed:
+            self._is_final.add(worker.address)
 
     def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
         """Checks for foreign processes, then each sleeping worker, then the sum."""

@@ -44,6 +44,10 @@ class SlabProcesses:
             if worker.is_asleep:
                 self._memory_check.learn(worker)
 
+    def movable_bytes(self, slab: Slab, role: str) -> int:
+        """Returns the most bytes that the role's workers may have to move to the host to fall asleep."""
+        return self._memory_check.movable_bytes(slab, self.awake(slab, role))
+
     def weigh(self, worker: Worker) -> int:
         """Returns the bytes that a worker uses now, measured as for this node's device."""
         return self._memory_check.weigh(worker)

@@ -81,6 +81,7 @@ class Supervisor:
         worker.hello.clear()
         worker.waits_for = ""
         worker.is_starting, worker.is_unwanted, worker.is_asleep = True, False, False
+        worker.has_computed = False
         try:
             await self._begin(worker)
             if worker.child is None and not self._closing:

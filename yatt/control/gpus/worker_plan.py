@@ -46,6 +46,9 @@ class Worker:
     is_asleep: bool = False
     """Whether its process has answered Sleep, and was not woken since."""
 
+    has_computed: bool = False
+    """Whether its process has done its role's work: an update, or a completion."""
+
     is_unwanted: bool = False
     """Whether the process that is being started is not wanted any more."""
 

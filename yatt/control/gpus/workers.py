@@ -5,7 +5,6 @@ rollout engines, and add engines to the routing table.
 """
 
 import asyncio
-import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -22,10 +21,10 @@ from yatt.control.gpus.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core.first_use import WakeFailures
 from yatt.core.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.weight_check import allowed_difference, mean_difference
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, SyncMismatch, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.records import message as m
-from yatt.records.message import unpack_floats
 
 A = TypeVar("A", bound=m.Message)
 MOST_DEATHS = 8
@@ -33,29 +32,6 @@ MOST_DEATHS = 8
 
 ROW_S = 3600.0
 """Ends that are farther apart are not counted as a row: an idle engine may die now and then."""
-
-LEAST_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2}
-ROUNDINGS_ALLOWED = 3.0
-"""Maximum ratio of two differences: engine to trainer, and trainer to itself, rounded once more per layer.
-
-Measured in bfloat16 on random models of 8 and 24 layers, with two engines: ratios of 0.4 to 0.9, whether
-rounding moves the log-probs by 0.006 or by 0.1.
-"""
-
-
-def mean_difference(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> float:
-    """Mean absolute difference of log-probs, row by row; infinite if lengths differ or one is not finite."""
-    left = [value for row in expected for value in unpack_floats(row)]
-    right = [value for row in got for value in unpack_floats(row)]
-    if [len(row) for row in expected] != [len(row) for row in got]:
-        return math.inf
-    mean = sum(abs(a - b) for a, b in zip(left, right, strict=True)) / max(1, len(left))
-    return mean if math.isfinite(mean) else math.inf
-
-
-def allowed_difference(dtype: str, configured: float, rounding: float) -> float:
-    """Returns the largest mean difference that rounding explains: as configured, or, if 0, as measured."""
-    return configured or max(LEAST_ALLOWED[dtype], ROUNDINGS_ALLOWED * rounding)
 
 
 class Workers:
@@ -99,7 +75,9 @@ class Workers:
         self._supervisor.waits(worker, "")
         if isinstance(answer, m.Failed):
             self._events.emit("worker.failed", worker=worker.address, error=answer.error, trace=answer.trace)
-        return m.unless_failed(answer, worker.name)
+        done = m.unless_failed(answer, worker.name)
+        worker.has_computed |= isinstance(body, m.Train)
+        return done
 
     def trainers(self) -> list[Worker]:
         """Returns this node's trainer ranks, by local rank."""
@@ -127,9 +105,13 @@ class Workers:
     def _is_granted(self, worker: Worker, token: int) -> bool:
         return worker.slab is None or self._granted.get(worker.slab) == (worker.role, token)
 
-    async def sleep(self, slab: Slab, role: str, token: int) -> None:
+    async def sleep(self, slab: Slab, role: str, token: int, release_s: float) -> None:
         """Puts the workers of `role` on the slab to sleep, at the arbiter's request. A process that is being
-        started has nothing on the slab and is not waited for; if it has not begun, its start is abandoned."""
+        started has nothing on the slab and is not waited for; if it has not begun, its start is abandoned.
+
+        Args:
+            release_s: the arbiter's time limit; then it terminates them.
+        """
         self.take_back(slab)
         running = [w for w in self._supervisor.of(role, slab) if w.is_running]
         workers = [w for w in running if w.hello.is_set()]
@@ -137,13 +119,14 @@ class Workers:
             worker.is_unwanted |= worker.child is None and not worker.hello.is_set()
         for worker in workers:
             self._engines.drain(worker.address)
-        limit_s = self._node.config.lease.release_s + self._node.config.lease.term_s
+        limit_s = release_s + self._node.config.lease.term_s
         await asyncio.gather(*(self._put_to_sleep(w, limit_s, token) for w in workers))
         for worker in workers:  # what it had returned was sent before its answer
             self._engines.remove(worker.address, "was put to sleep")
 
     async def _put_to_sleep(self, worker: Worker, limit_s: float, token: int) -> None:
         address = worker.address
+        worker.has_computed |= self._engines.was_of_use(address)
         try:
             await self._order(worker, m.Sleep(), limit_s, token)
             worker.is_asleep = worker.address == address
