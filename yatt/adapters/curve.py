@@ -117,16 +117,20 @@ def calling_socket(
 ) -> Socket:
     """Returns a client socket: of a peer, or of an asyncio worker. TCP needs `keys`."""
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, identity.encode())
-    _never_block(socket)
-    assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
-    if keys is not None:
-        server_public, _ = _pair(keys.secret("server"))
-        public, secret = _pair(keys.secret("client"))
-        socket.curve_serverkey = server_public
-        socket.curve_secretkey, socket.curve_publickey = secret, public
-    socket.setsockopt(zmq.IPV6, int("[" in address))
-    socket.connect(address)
+    try:
+        socket.setsockopt(zmq.IDENTITY, identity.encode())
+        _never_block(socket)
+        assert keys is not None or address.startswith("ipc://"), "TCP only with CURVE"
+        if keys is not None:
+            server_public, _ = _pair(keys.secret("server"))
+            public, secret = _pair(keys.secret("client"))
+            socket.curve_serverkey = server_public
+            socket.curve_secretkey, socket.curve_publickey = secret, public
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        socket.connect(address)
+    except BaseException:
+        socket.close(linger=0)  # the end of the context waits for it
+        raise
     return socket
 
 

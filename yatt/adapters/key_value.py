@@ -6,12 +6,14 @@ any of their frames is read. Frames are msgpack records, not pickles.
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import re
 import secrets
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +21,7 @@ import zmq
 
 from yatt.adapters.curve import CurveKeys, Gate, Socket, calling_socket, listening_socket, tcp
 from yatt.clock import monotonic_s
-from yatt.errors import DeadlineExceeded
+from yatt.errors import DeadlineExceeded, WorkerFailed
 
 _LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -180,7 +182,10 @@ class KeyValueServer:
 
 
 class KeyValueClient:
-    """A client of the service, for use by several threads; each has its own socket.
+    """A client of the service, for use by several threads. A forked process needs one of its own.
+
+    Each call takes an idle socket or opens one. A socket does not belong to a thread: one that Python did not
+    start (NCCL's monitor calls the store once a second) is new to Python in every call.
 
     Args:
         answer_s: time limit of an answer, in addition to the requested wait.
@@ -189,7 +194,7 @@ class KeyValueClient:
     def __init__(self, host: str, port: int, keys: CurveKeys, answer_s: float = ANSWER_S) -> None:
         self._address, self._keys, self._answer_s = tcp(host, port), keys, answer_s
         self._context: zmq.Context[Socket] = zmq.Context()
-        self._own, self._sockets = threading.local(), list[Socket]()
+        self._idle, self._numbers, self._is_closed = list[Socket](), itertools.count(1), False
 
     def call(
         self, kind: str, *keys: str, value: bytes = b"", expected: bytes = b"", amount: int = 0,
@@ -200,36 +205,68 @@ class KeyValueClient:
         Raises:
             ValueError: the service refuses it, for example an addition to a text.
             DeadlineExceeded: the server does not answer; its process has ended, or has other keys.
+            WorkerFailed: the client is closed.
         """
-        socket, number = self._socket()
         call = Call(
-            number=number, kind=kind, keys=keys, value=value, expected=expected, amount=amount, park_s=park_s
-        )
-        socket.send(msgspec.msgpack.encode(call))
-        until_s = monotonic_s() + min(park_s, LONGEST_PARK_S) + self._answer_s
-        while (left_s := until_s - monotonic_s()) > 0:
-            if socket.poll(int(left_s * 1e3) + 1):
-                reply = REPLIES.decode(socket.recv())
-                if reply.number == number:
-                    if reply.error:
-                        raise ValueError(reply.error)
-                    return reply
-        raise DeadlineExceeded(
-            f"the key-value service of the first rank at {self._address} did not answer '{kind}' within "
-            f"{self._answer_s:g} s. Check that its process runs, and that all nodes see the same keys/."
-        )
+            number=next(self._numbers), kind=kind, keys=keys, value=value, expected=expected, amount=amount,
+            park_s=park_s,
+        )  # fmt: skip
+        limit_s = min(park_s, LONGEST_PARK_S) + self._answer_s
+        try:
+            with self._lent_socket() as socket:
+                reply = _answer(socket, call, monotonic_s() + limit_s)
+        except zmq.ZMQError as error:
+            if not self._is_closed:
+                raise
+            raise WorkerFailed(f"the key-value client was closed; '{kind}' has no reply") from error
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the key-value service of the first rank at {self._address} did not answer '{kind}' within "
+                f"{self._answer_s:g} s. Check that its process runs, and that all nodes see the same keys/."
+            ) from error
+        if reply.error:
+            raise ValueError(reply.error)
+        return reply
 
     def close(self) -> None:
-        """Closes the sockets of all threads; no call may be active."""
-        for socket in self._sockets:
-            socket.close(linger=0)
-        self._context.destroy(linger=0)
+        """Ends active calls, which raise WorkerFailed, and closes all sockets."""
+        self._is_closed = True
+        self._close_idle()
+        self._context.term()  # wakes the active calls, and returns when each has closed its socket
 
-    def _socket(self) -> tuple[Socket, int]:
-        if not hasattr(self._own, "socket"):
+    @contextlib.contextmanager
+    def _lent_socket(self) -> Iterator[Socket]:
+        """Lends a socket. One whose call did not end is closed: its call may still be queued, and its reply
+        may still come."""
+        # No lock: `pop` and `append` of a list are atomic, so each socket is lent, or closed, once.
+        try:
+            socket = self._idle.pop()
+        except IndexError:
             identity = f"{os.getpid()}-{secrets.token_hex(6)}"
-            self._own.socket = calling_socket(self._context, self._address, identity, self._keys)
-            self._own.number = 0
-            self._sockets.append(self._own.socket)
-        self._own.number += 1
-        return self._own.socket, self._own.number
+            socket = calling_socket(self._context, self._address, identity, self._keys)
+        try:
+            # Now: once `close` has begun it cannot be set any more, and `close` would wait for unsent calls.
+            socket.setsockopt(zmq.LINGER, 0)
+            yield socket
+        except BaseException:
+            socket.close()
+            raise
+        self._idle.append(socket)
+        if self._is_closed:  # `close` may have looked for idle sockets before this one came
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+
+def _answer(socket: Socket, call: Call, until_s: float) -> KeyValueReply:
+    """Sends a call and returns its reply; TimeoutError if none comes in time."""
+    socket.send(msgspec.msgpack.encode(call))
+    while (left_s := until_s - monotonic_s()) > 0:
+        if socket.poll(int(left_s * 1e3) + 1):
+            reply = REPLIES.decode(socket.recv())
+            if reply.number == call.number:
+                return reply
+    raise TimeoutError
