@@ -15,7 +15,6 @@ swapping `p.data` would break aliases.
 
 import contextlib
 import ctypes
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,10 @@ from yatt.adapters.host_segment import (
 from yatt.trainer.model import Policy
 from yatt.trainer.optimizer_state import inner_optimizers
 from yatt.weights.convert import router_biases
+from yatt.weights.registered_memory import MemoryRegistrar
 
-_LOG = logging.getLogger(__name__)
+CLEAR_WORKSPACES = "_cuda_clearCublasWorkspaces"
+"""Of torch._C."""
 
 
 @dataclass(slots=True)
@@ -109,11 +110,14 @@ class HostCopy:
             return
         segment = SegmentWriter(segment_path(self._stem, area), size_bytes)
         self._segments[area] = segment
-        whole = torch.frombuffer(segment.data, dtype=torch.uint8)
-        if torch.cuda.is_available():
-            _pin(whole)
+        whole = _data_of(segment)
         for held in members:
             held.host = whole[held.at : held.at + held.size_bytes]
+
+    def register_segments(self, registrar: MemoryRegistrar) -> None:
+        """Registers the segments with CUDA, each until it is unmapped."""
+        for segment in self._segments.values():
+            registrar.register(_data_of(segment), segment, read_only=False)
 
     # ---- versions -------------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class HostCopy:
         for held in self._held.values():
             _free(held)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            _empty_device_cache()
         else:
             _give_back_freed_memory()
 
@@ -237,7 +241,10 @@ def host_copy_of(policy: Policy, reference: list[nn.Module], stem: Path, attempt
     frozen = [_inner(model) for model in reference]
     constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
     areas = {WEIGHTS: weights, STATE: _optimizer_tensors(policy.optimizer)}
-    return HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
+    host = HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
+    if torch.cuda.is_available():
+        host.register_segments(MemoryRegistrar())
+    return host
 
 
 def _inner(module: nn.Module) -> nn.Module:
@@ -292,11 +299,18 @@ def _private_memory(held: _Held) -> Tensor:
     return torch.empty(held.size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
 
 
-def _pin(memory: Tensor) -> None:
-    """Registers memory with CUDA, so that copies are asynchronous and fast; without it they are only slow."""
-    result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-    if int(result) != 0:
-        _LOG.warning("the host copy could not be pinned (CUDA error %d): copies are slower", int(result))
+def _data_of(segment: SegmentWriter) -> Tensor:
+    return torch.frombuffer(segment.data, dtype=torch.uint8)
+
+
+def _empty_device_cache() -> None:
+    """Returns the allocator's free blocks to the device, and cuBLAS's workspaces with them: 32 MiB for each
+    thread that multiplied, on Hopper."""
+    # torch has no public function for it. Without this one the workspaces stay, and nothing else fails.
+    clear = getattr(torch._C, CLEAR_WORKSPACES, None)
+    if clear is not None:
+        clear()
+    torch.cuda.empty_cache()
 
 
 def _give_back_freed_memory() -> None:
