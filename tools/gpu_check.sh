@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # GPU tests and benchmarks on a bare machine: Python 3.12 with torch 2.11, transformers, pytest.
 #
-#   tools/gpu_check.sh [WHEELS]        run the tests
-#   tools/gpu_bench.sh OUT [WHEELS]    run the benchmarks; results are JSON in the folder OUT
+#   tools/gpu_check.sh [WHEELS [FILE ...]]   run the tests (tests/gpu/test_*.py), in at most ten minutes
+#   tools/gpu_bench.sh OUT PART [WHEELS]     run one part of the benchmarks; results are JSON in the folder OUT
 #
 # It installs nothing. Missing packages (megatron-core, msgspec, pyzmq ...) are read from the wheels in the
 # folder WHEELS, unpacked into a temporary folder on PYTHONPATH. To fetch them on a machine with a registry:
@@ -25,8 +25,16 @@ END
 # One process per file: a process that has used the GPU would disturb the memory checks of the next file.
 # Warnings of other library versions are not errors here.
 failed=0
-for file in tests/gpu/test_*.py; do
+[ $# -gt 0 ] && shift
+[ $# -gt 0 ] || set -- tests/gpu/test_*.py
+for file in "$@"; do
+  left=$((580 - SECONDS))
+  if [ "$left" -lt 20 ]; then
+    echo "--- $file: left out, no time; run tools/gpu_check.sh WHEELS $file"
+    failed=1
+    continue
+  fi
   echo "--- $file"
-  "$python" -m pytest "$file" -m gpu -q -rs -W default -p no:cacheprovider || failed=1
+  timeout --foreground -k 5 "$left" "$python" -m pytest "$file" -m gpu -q -rs -W default -p no:cacheprovider || failed=1
 done
 exit $failed

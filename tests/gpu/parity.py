@@ -1,16 +1,15 @@
 """The trainer against transformers, family by family, on this device: log-probs in float32 and bfloat16.
 
-    python -m tests.gpu.parity [--toy] [--out FOLDER]
+    python -m tests.gpu.parity [--toy] [--only CASE ...] --out FOLDER
 
 float32 must agree within 1e-4. bfloat16 has no right answer: our distance from the float32 answer must not
 be more than twice that of transformers.
 """
 
-import tempfile
 from pathlib import Path
 
+from tests.gpu.cases import Benchmark, Case, Place, Row
 from tests.gpu.rank import Rank
-from tests.gpu.shapes import arguments, show
 
 EXACT, MOST_RATIO = 1e-4, 2.0
 SIZES = {
@@ -19,26 +18,39 @@ SIZES = {
 }  # fmt: skip
 
 
-def families(*, toy: bool) -> dict[str, tuple[type, dict]]:
+KINDS = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 128}}
+TOY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+LARGE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 16}
+
+
+def cases(is_toy: bool) -> list[Case]:
+    """Each architecture with its own and with tied output weights; of the toy ones, one each."""
+    return [
+        Case(f"{kind}-{'tied' if tied else 'untied'}", {"kind": kind, "tied": tied})
+        for number, kind in enumerate(KINDS)
+        for tied in (True, False)
+        if not is_toy or tied == bool(number % 2)
+    ]
+
+
+def measure(settings: Row, place: Place) -> Row:
+    """Compares one architecture."""
     import transformers
 
-    scale = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} if toy else {
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 16
-    }  # fmt: skip
-    plain = {**SIZES, **scale}
-    kinds = {
-        "llama": (transformers.LlamaConfig, {}),
-        "qwen2": (transformers.Qwen2Config, {}),
-        "qwen3": (transformers.Qwen3Config, {"head_dim": 16 if toy else 128}),
-    }
-    return {
-        f"{name}, {'tied' if tied else 'untied'}": (kind, {**plain, **more, "tie_word_embeddings": tied})
-        for name, (kind, more) in kinds.items()
-        for tied in (True, False)
-    }
+    kind = settings["kind"]
+    more = KINDS[kind] if not place.is_toy else {}
+    sizes = {**SIZES, **(TOY if place.is_toy else LARGE), **more, "tie_word_embeddings": settings["tied"]}
+    if place.is_toy and kind == "qwen3":
+        sizes["head_dim"] = 16
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    row = compare(place.work / f"{kind}-{settings['tied']}", config)
+    limit = MOST_RATIO * row["bfloat16_mean_of_transformers"]
+    if row["float32_most"] > EXACT or row["bfloat16_mean"] > limit:
+        row["failed"] = f"not equal: more than {EXACT:g} in float32, or {MOST_RATIO:g} times their noise"
+    return row
 
 
-def compare(folder: Path, kind: type, settings: dict) -> dict[str, float]:
+def compare(folder: Path, config) -> Row:
     """Mean and largest difference of log-probs."""
     import torch
     import transformers
@@ -48,10 +60,10 @@ def compare(folder: Path, kind: type, settings: dict) -> dict[str, float]:
     folder.mkdir()
     make_tokenizer(folder)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(kind(**settings))
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.copy_(torch.randn_like(weight) * (0.5 / settings["hidden_size"] ** 0.5))
+            weight.copy_(torch.randn_like(weight) * (0.5 / config.hidden_size**0.5))
             if weight.ndim == 1:
                 weight.add_(1.0)
     model.save_pretrained(folder)
@@ -86,20 +98,5 @@ def _theirs(model, probe: list[list[int]], dtype: str):
     return torch.cat(rows)
 
 
-def main() -> None:
-    given = arguments(__doc__.split("\n")[0])
-    rows, wrong = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (kind, settings) in families(toy=given.toy).items():
-            row = compare(Path(folder) / name, kind, settings)
-            rows.append({"family": name, **row})
-            limit = MOST_RATIO * row["bfloat16_mean_of_transformers"]
-            if row["float32_most"] > EXACT or row["bfloat16_mean"] > limit:
-                wrong.append(name)
-    show("parity", rows, given.out)
-    if wrong:
-        raise SystemExit(f"not equal: {', '.join(wrong)}")
-
-
 if __name__ == "__main__":
-    main()
+    Benchmark("parity", __doc__, cases, measure).main()

@@ -1,8 +1,12 @@
-"""Model shapes and samples for figures on a GPU; `toy` ones run on any CPU, to show that the scripts do."""
+"""Model shapes for figures on a GPU; the `toy` one runs on any CPU.
 
-import argparse
-import json
+python -m tests.gpu.shapes SHAPE FOLDER     makes a model in a process of its own
+"""
+
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,57 +53,47 @@ SHAPES = {
     "toy": Shape(64, 128, 2, 4, 2, 32, 320, tied=True),
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151936, tied=True),
     "qwen3-1.7b": Shape(2048, 6144, 28, 16, 8, 128, 151936, tied=True),
+    "qwen3-8b, 8 layers": Shape(4096, 12288, 8, 32, 8, 128, 151936, tied=False),
     "qwen3-4b": Shape(2560, 9728, 36, 32, 8, 128, 151936, tied=True),
 }
 
 
-def make_model(shape: Shape, folder: Path, dtype: str = "bfloat16") -> Path:
-    """A folder as Hugging Face's, with a tokenizer of a few words and random weights."""
+def make_model(shape: Shape, folder: Path) -> None:
+    """Makes a folder as Hugging Face's, with a tokenizer of a few words and random weights; whole or absent.
+
+    It uses the GPU: never call it in a process that starts a run or an engine.
+    """
     import torch
     import transformers
 
     from tests.tiny_models import make_tokenizer
 
-    folder.mkdir(parents=True, exist_ok=True)
-    make_tokenizer(folder)
+    partial = folder.with_name(f"{folder.name}.partial")
+    make_tokenizer(partial)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**shape.sizes(), dtype=dtype)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(device):
-        model = transformers.Qwen3ForCausalLM(config).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    return folder
-
-
-def arguments(text: str, *, shapes: str = "qwen3-1.7b") -> argparse.Namespace:
-    """What every script here takes."""
-    parser = argparse.ArgumentParser(description=text)
-    parser.add_argument("--toy", action="store_true", help="smallest sizes, on whatever device there is")
-    parser.add_argument("--shapes", nargs="+", default=shapes.split(), choices=sorted(SHAPES))
-    parser.add_argument("--out", type=Path, help="folder for the figures, as JSON")
-    given = parser.parse_args()
-    if given.toy:
-        given.shapes = ["toy"]
-    return given
+    dtype = torch.bfloat16
+    config = transformers.Qwen3Config(**shape.sizes(), dtype="bfloat16")
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = transformers.Qwen3ForCausalLM(config).to(dtype)
+    model.save_pretrained(partial)
+    os.replace(partial, folder)
 
 
 def device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    """The first GPU's name by the driver, without a CUDA context; cpu where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return "cpu"
+    argv = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    return said.partition("\n")[0].strip() or "cpu"
 
 
 def peak_tflops() -> float:
     """Of this device in bfloat16; 0 where it is not known."""
-    return next((peak for name, peak in PEAK_TFLOPS.items() if name in device_name()), 0.0)
+    name = device_name()
+    return next((peak for known, peak in PEAK_TFLOPS.items() if known in name), 0.0)
 
 
-def show(name: str, rows: list[dict], out: Path | None) -> None:
-    """Print figures, and keep them."""
-    for row in rows:
-        print(name, json.dumps(row), flush=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        partial = out / f".{name}.json"
-        partial.write_text(json.dumps({"device": device_name(), "rows": rows}, indent=1))
-        os.replace(partial, out / f"{name}.json")
+if __name__ == "__main__":
+    make_model(SHAPES[sys.argv[1]], Path(sys.argv[2]))
+    print("ROW {}")

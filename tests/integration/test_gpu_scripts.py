@@ -1,54 +1,151 @@
-"""The scripts that make figures on a GPU run to their end at toy size, on this machine."""
+"""The benchmarks of GPUs run to their end at toy size on this machine, with the real vLLM, and their rows say
+what they should. They are made for calls of ten minutes: each row is kept, and what has no time is named."""
 
+import ast
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, environment
+from tests.runs import ROOT, environment, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
+CALL_S = 580
+GPU = ROOT / "tests" / "gpu"
+STARTERS = ("preflight", "parity", "bench_trainer", "bench_engine", "colocated", "bench_trl", "trace")
 
-def figures(script: str, folder: Path) -> list[dict]:
-    argv = [sys.executable, "-W", "ignore", "-m", f"tests.gpu.{script}", "--toy", "--out", str(folder)]
-    done = subprocess.run(
-        argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=380, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    name = script.removeprefix("bench_")
-    return json.loads((folder / f"{name}.json").read_text())["rows"]
+
+@contextlib.contextmanager
+def started(part: str, folder: Path, *more: str) -> Iterator["subprocess.Popen[str]"]:
+    """Starts a part as a user does; ends it with all its processes."""
+    process = subprocess.Popen(
+        ["tools/gpu_bench.sh", str(folder), part, "--toy", *more], cwd=ROOT,
+        env={**environment(), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)  # to the end of its last process, which has the pipe
+
+
+def rows_of(part: str, folder: Path, *more: str, name: str = "", code: int = 0) -> dict[str, dict]:
+    """Runs a part to its end; gives the rows of its file by case."""
+    with started(part, folder, *more) as process:
+        said, _ = process.communicate(timeout=CALL_S)
+    assert process.returncode == code, said
+    return {row["case"]: row for row in json.loads((folder / f"{name or part}.json").read_text())["rows"]}
+
+
+def test_facts_of_the_machine_are_found(tmp_path: Path) -> None:
+    rows = rows_of("preflight", tmp_path)
+    assert rows["machine"]["packages"]["msgspec"] and rows["machine"]["shm_gib"][0] > 0
+    assert rows["store"]["sum"] == 1.0
+    before, after = rows["store"]["descriptors"]
+    assert after == before
+    assert rows["host memory"]["allocate_s"] > 0
+    assert "window_size" in rows["kernels"]["varlen_signature"]
 
 
 def test_parity_of_every_family(tmp_path: Path) -> None:
-    rows = figures("parity", tmp_path)
-    assert len(rows) == 6
+    rows = rows_of("parity", tmp_path).values()
+    assert {row["kind"] for row in rows} == {"llama", "qwen2", "qwen3"}
     assert all(0 < row["float32_most"] < 1e-5 for row in rows), rows
 
 
 def test_the_trainers_steps_are_the_same_with_either_head_and_recomputed_or_not(tmp_path: Path) -> None:
-    rows = figures("bench_trainer", tmp_path)
-    steps = [row for row in rows if "grad_norm" in row]
-    assert len(steps) == 4 and len({round(row["grad_norm"], 4) for row in steps}) == 1, steps
-    assert all(row["tokens_per_s"] > 0 for row in steps)
-    assert rows[-1]["by_length_s"] > 0
+    rows = rows_of("trainer", tmp_path)
+    steps = [row for row in rows.values() if "grad_norm" in row]
+    assert len(steps) == 2 and len({round(row["grad_norm"], 4) for row in steps}) == 1, steps
+    assert all(row["tokens_per_s"] > 0 for row in (*steps, rows["toy 4x16 plain"]))
+    assert rows["attention 3 from 7"]["by_length_s"] > 0
+    assert rows["summary"]["toy 4x16 none chunked over plain"] > 0
 
 
-def test_an_engine_sleeps_wakes_and_takes_weights(tmp_path: Path) -> None:
-    (row,) = figures("bench_engine", tmp_path)
+def test_vllm_sleeps_wakes_and_takes_weights(tmp_path: Path) -> None:
+    rows = rows_of("engine", tmp_path)
+    assert rows["toy trainer"]["host_gib"] > 0
+    row = rows["toy engine"]
     assert row["compared"] > 0 and row["differing"] == []
-    assert row["logprob_difference_mean"] < 1e-4
+    assert all(turn["logprob_difference_mean"] < 1e-4 for turn in row["turns"]) and len(row["turns"]) == 3
     assert row["tokens_per_s"] > 0 and row["update_gb_per_s"] > 0
+    assert rows["summary"]["toy: engine over plain"] > 0
 
 
 def test_a_colocated_run_loses_an_engine_and_no_attempt(tmp_path: Path) -> None:
-    (row,) = figures("colocated", tmp_path)
-    assert row["lease.grant"] > 6 and row["weights.check"] > 6
-    assert row["difference_of_allowed"] < 1
+    row = rows_of("kill", tmp_path, name="colocated")["kill"]
+    assert (row["killed"], row["attempts"], row["iterations"]) == (1, 1, 3)
+    assert row["restarted"] == ["rollout-n0s0.2"]
+    assert row["lease.grant"] >= 6 and row["difference_of_allowed"] < 1
+    assert row["median"]["timing_s/step"] > 0
+    assert (tmp_path / "kill" / "metrics.jsonl").read_text().count("\n") == 3
+
+
+def test_a_colocated_run_with_a_genrm_restarts_no_worker(tmp_path: Path) -> None:
+    row = rows_of("judge", tmp_path, name="colocated")["judge"]
+    assert (row["iterations"], row["attempts"], row["restarted"]) == (2, 1, [])
+    assert row["median"]["perf/throughput/genrm:judge"] > 0
+
+
+def test_a_run_that_was_killed_is_equal_to_the_bit(tmp_path: Path) -> None:
+    row = rows_of("resume", tmp_path, name="colocated")["resume"]
+    assert (row["iterations"], row["attempts"]) == (4, 2) and row["files"] > 0
+    assert row["unequal_metrics"] == row["unequal_files"] == []
+
+
+def test_a_step_is_compared_with_trls(tmp_path: Path) -> None:
+    rows = rows_of("trl", tmp_path)
+    assert rows["trl"]["mean_length"] == 16
+    assert rows["summary"]["yatt over trl"] == pytest.approx(
+        rows["yatt"]["step_s"] / rows["trl"]["step_s"], abs=1e-3
+    )
 
 
 def test_a_trace_is_written(tmp_path: Path) -> None:
-    assert figures("trace", tmp_path)[0]["ms"] > 0
+    assert rows_of("trace", tmp_path)["step"]["calls"][0]["ms"] > 0
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+
+
+def test_a_call_that_is_stopped_keeps_its_rows_and_the_next_one_continues(tmp_path: Path) -> None:
+    file, cases = tmp_path / "preflight.json", ("--only", "machine", "host memory", "store")
+    with started("preflight", tmp_path, *cases):
+        wait_for(file.exists, timeout_s=60, what="the first row")
+    first = json.loads(file.read_text())["rows"]
+    assert first[0]["case"] == "machine" and len(first) < 3
+    rows = rows_of("preflight", tmp_path, *cases)
+    assert rows["machine"] == first[0]
+    assert rows.keys() == {"machine", "host memory", "store"}
+
+
+def test_cases_without_time_are_named(tmp_path: Path) -> None:
+    rows = rows_of("parity", tmp_path, "--call-s", "1", code=1)
+    assert {row["left_out"] for row in rows.values()} == {"no time left"}
+
+
+def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with started("parity", tmp_path, "--only", "gpt") as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "no case 'gpt'; cases: llama-untied, " in said
+
+
+def test_no_process_that_starts_cases_or_runs_imports_torch() -> None:
+    modules = ", ".join(f"tests.gpu.{name}" for name in STARTERS)
+    argv = [sys.executable, "-c", f"import sys, {modules}; sys.exit('torch' in sys.modules)"]
+    assert subprocess.run(argv, cwd=ROOT, env=environment(), check=False).returncode == 0
+
+
+def test_only_a_process_of_its_own_makes_a_model() -> None:
+    for file in GPU.glob("*.py"):
+        names = {x.id for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.Name)}
+        assert "make_model" not in names or file.name == "shapes.py", (
+            f"{file.name} makes a model in its process"
+        )
