@@ -118,6 +118,11 @@ def measure_engine(settings: Row, place: Place) -> Row:
     row["tokens_per_s"] = row["rates"][-1]
     row["turns"] = [_turn(engine, folder, before_bytes, settings, TURNS + turn) for turn in range(TURNS)]
     _weights(engine, folder, row)
+    engine.add(_sample("aborted", PROBE[0], seed=0, max_tokens=settings["new"]))
+    engine.step()
+    row["aborted"] = [completion.finish_reason for completion in engine.abort()]
+    row["sleep_s_after_abort"] = _seconds(engine.sleep)
+    row["left_mib_after_abort"] = (_used_bytes() - before_bytes) / 2**20
     engine.close()
     return row
 
@@ -183,16 +188,19 @@ def measure_plain(settings: Row, place: Place) -> Row:
 def _rate(engine, settings: Row, turn: int) -> float:
     """Sampled tokens a second. The first turn compiles or captures kernels."""
     for number, ids in enumerate(_prompts(settings, turn)):
-        engine.add(
-            m.Sample(
-                request_id=f"{turn}/{number}", prompt_ids=m.pack_ids(ids), seed=number, temperature=1.0,
-                top_p=1.0, top_k=-1, max_tokens=settings["new"], ignore_eos=True,
-            )
-        )  # fmt: skip
+        engine.add(_sample(f"{turn}/{number}", ids, seed=number, max_tokens=settings["new"]))
     began_s, sampled = time.perf_counter(), 0
     while engine.is_busy:
         sampled += sum(len(each.token_ids) // 4 for each in engine.step())
     return sampled / (time.perf_counter() - began_s)
+
+
+def _sample(request_id: str, ids: list[int], *, seed: int, max_tokens: int) -> m.Sample:
+    """A request whose completion has all its tokens."""
+    return m.Sample(
+        request_id=request_id, prompt_ids=m.pack_ids(ids), seed=seed, temperature=1.0, top_p=1.0, top_k=-1,
+        max_tokens=max_tokens, ignore_eos=True,
+    )  # fmt: skip
 
 
 def _prompts(settings: Row, turn: int) -> list[list[int]]:

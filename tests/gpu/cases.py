@@ -31,6 +31,8 @@ LEAST_S = 20.0
 END_S = 20.0
 SHOWN_BYTES = 3000
 MARK = "ROW "
+FALLBACKS = ("runs sequence by sequence", "computed one by one", "could not be registered with CUDA")
+"""Texts of yatt's warnings that a fast path does not work here, so that a figure is one of the slow path."""
 Row = dict[str, Any]
 
 
@@ -171,7 +173,8 @@ def run_in_process(module: str, words: list[str], log: Path, limit_s: float) -> 
     if code or not printed:
         return {"failed": f"exit code {code}", "said": said[-SHOWN_BYTES:]}
     row: Row = json.loads(printed[-1])
-    return row
+    warned = [line for line in said.splitlines() if any(text in line for text in FALLBACKS)]
+    return {**row, "warned": warned} if warned else row
 
 
 def words_of(settings: Row, place: Place) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.cases import run_in_process
 from tests.runs import ROOT, environment, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
@@ -78,6 +79,7 @@ def test_vllm_sleeps_wakes_and_takes_weights(tmp_path: Path) -> None:
     assert row["compared"] > 0 and row["differing"] == []
     assert all(turn["logprob_difference_mean"] < 1e-4 for turn in row["turns"]) and len(row["turns"]) == 3
     assert row["tokens_per_s"] > 0 and row["update_gb_per_s"] > 0
+    assert row["aborted"] == ["abort"] and row["sleep_s_after_abort"] > 0
     assert rows["summary"]["toy: engine over plain"] > 0
 
 
@@ -135,6 +137,32 @@ def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with started("parity", tmp_path, "--only", "gpt") as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "no case 'gpt'; cases: llama-untied, " in said
+
+
+CASE = """
+import subprocess, sys, time
+sys.stderr.write("attention runs sequence by sequence: no kernel\\n")
+if sys.argv[1] == "hangs":
+    print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+    time.sleep(1000)
+print('ROW {"figure": 1}')
+sys.exit(sys.argv[1] == "fails")
+"""
+
+
+def test_a_case_that_hangs_is_ended_with_its_children_and_slow_paths_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one_case.py").write_text(CASE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "logs" / "case.log"
+    row = run_in_process("one_case", ["ends"], log, 60)
+    assert row == {"figure": 1, "warned": ["attention runs sequence by sequence: no kernel"]}
+    assert run_in_process("one_case", ["fails"], log, 60)["failed"] == "exit code 1"
+    hung = run_in_process("one_case", ["hangs"], log, 5)
+    assert hung["failed"] == "not done after 5 s"
+    child = Path("/proc", hung["said"].splitlines()[-1], "cmdline")
+    wait_for(lambda: not child.exists() or b"sleep" not in child.read_bytes(), timeout_s=20, what="its end")
 
 
 def test_no_process_that_starts_cases_or_runs_imports_torch() -> None:
