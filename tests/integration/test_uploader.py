@@ -86,10 +86,10 @@ def with_local_tier(folder: Path, **checkpoint: object) -> dict[str, object]:
 
 def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(tmp_path: Path) -> None:
     run = write_run(tmp_path, with_local_tier(tmp_path, max_bytes_per_s=BYTES // 4))
-    trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-b"
+    trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-bbbbbbbb"
 
     async def scene(server: WorkerServer) -> None:
-        slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-a")))
+        slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-aaaaaaaa")))
         await asyncio.sleep(0.5)
         began_s = time.monotonic()
         order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=True)
@@ -100,7 +100,7 @@ def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(tmp_pat
             data = (tier.root / file.path).read_bytes()
             assert (len(data), checksum(data)) == (file.size_bytes, file.checksum)
         assert {file.path.rpartition("/")[0] for file in kept.files} == {prefix}
-        assert not FolderStore(run / "checkpoints").names("global_step_1/000003-b"), "only on the disk"
+        assert not FolderStore(run / "checkpoints").names("global_step_1/000003-bbbbbbbb"), "only on the disk"
         ended = await slow
         assert isinstance(ended, m.Failed) and "cancelled" in ended.error
 
@@ -115,7 +115,7 @@ def test_the_newest_committed_save_stays_on_the_disk_and_older_ones_go(tmp_path:
         committed = ""
         for number in range(1, 5):
             trainer.becomes(number)
-            url = f"global_step_{number}/000003-a"
+            url = f"global_step_{number}/000003-aaaaaaaa"
             order = m.Upload(iteration=number, url=url, stems=(str(trainer.stem),), committed=committed)
             uploaded = await server.order(order)
             assert isinstance(uploaded, m.Uploaded) and not uploaded.local_fault, uploaded

@@ -391,7 +391,7 @@ def save(at: Place, iteration: int, world_size: int) -> int:
 
     Gives the bytes of this rank's pieces.
     """
-    prefix, store, rank = f"global_step_{iteration}/1-test", at.store, at.rank
+    prefix, store, rank = f"global_step_{iteration}/000001-7e577e57", at.store, at.rank
     taken = at.worker.handle(m.TakeSnapshot(iteration=iteration))
     stem, stamp = at.folder / f"host-{rank:05d}", Stamp(1, iteration)
     job = UploadJob(store, prefix, [stem], stamp, throttle=Throttle(0), tick=at.tick)
