@@ -11,8 +11,10 @@ if there is no such lock.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -39,10 +41,16 @@ class CompilerCache:
         self._lock = os.open(self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            (self._own / LOCK).lstat()  # it may have been removed before it was locked
+            self._check_lock()
         except OSError:
             os.close(self._lock)
             raise
+
+    def _check_lock(self) -> None:
+        """Refuses a lock whose file was removed, and perhaps made anew, before it was locked."""
+        mine, found = os.fstat(self._lock), (self._own / LOCK).lstat()
+        if (mine.st_dev, mine.st_ino) != (found.st_dev, found.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "it was removed just now", str(self._own))
 
     def variables(self) -> dict[str, str]:
         """Returns the environment variables of processes that use it."""
@@ -65,13 +73,24 @@ def unused_caches(folders: Iterable[Path]) -> Iterator[list[Path]]:
         yield [own for folder in folders if _is_unused(own := folder / _users_name(), locks)]
 
 
+def remove_cache(own: Path) -> None:
+    """Removes a cache that `unused_caches` gave. Its lock's file goes last: as long as anything is there that
+    is still to be removed, no controller can begin to use it."""
+    with contextlib.suppress(OSError):  # what cannot be removed stays; or a controller uses the folder again
+        for entry in [entry for entry in own.iterdir() if entry.name != LOCK]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+        (own / LOCK).unlink(missing_ok=True)
+        own.rmdir()
+
+
 def _is_unused(own: Path, locks: contextlib.ExitStack) -> bool:
     if not is_ours(own):
         return False
-    try:
-        lock = os.open(own / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
+    try:  # made if it is missing: without it a controller could begin to use the cache
+        lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
         return False
     locks.callback(os.close, lock)

@@ -2,11 +2,12 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
 from yatt.adapters import local_folder
-from yatt.adapters.compiler_cache import unused_caches
+from yatt.adapters.compiler_cache import remove_cache, unused_caches
 from yatt.adapters.run_config import load_run
 from yatt.checkpoint.local_tier import ended
 from yatt.config.operation import LaunchSection
@@ -26,19 +27,20 @@ def clean(folders: list[Path], *, dry_run: bool) -> int:
     """
     roots = list(dict.fromkeys(folders or _usual()))
     found = [folder for root in roots for folder in (*local_folder.dead(root), *ended(root))]
+    for folder in found:
+        _remove(folder, local_folder.remove, dry_run=dry_run)
     with unused_caches(roots) as caches:
-        found += caches
-        for folder in found:
-            _remove(folder, dry_run=dry_run)
-    if not found:
+        for folder in caches:
+            _remove(folder, remove_cache, dry_run=dry_run)
+    if not found and not caches:
         sys.stdout.write("nothing was left behind\n")
     return 0
 
 
-def _remove(folder: Path, *, dry_run: bool) -> None:
+def _remove(folder: Path, remove: Callable[[Path], None], *, dry_run: bool) -> None:
     size = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_symlink())
     if not dry_run:
-        local_folder.remove(folder)
+        remove(folder)
     done = "would remove" if dry_run else "kept" if folder.exists() else "removed"
     sys.stdout.write(f"{done} {printable(str(folder))} ({size / 1e6:.1f} MB)\n")
 

@@ -1,6 +1,7 @@
 """A user's cache of compiled code: private, shared by the processes of a node, removed if none uses it."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from yatt.adapters import compiler_cache
 from yatt.adapters.compiler_cache import FOLDERS, CompilerCache, unused_caches
 from yatt.cli.clean import clean
 
@@ -82,3 +84,53 @@ def test_none_can_begin_to_use_it_while_it_is_removed(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             CompilerCache(tmp_path)
     CompilerCache(tmp_path).close()
+
+
+def test_none_can_begin_to_use_it_while_its_files_are_removed_one_by_one(tmp_path: Path, monkeypatch) -> None:
+    """A removal that takes the lock's file first would let a controller in, and remove what it compiles."""
+    first = CompilerCache(tmp_path)
+    own = Path(first.variables()["VLLM_CACHE_ROOT"]).parent
+    first.close()
+    for name in ("a", "z"):
+        (own / name).mkdir()
+    (own / "file").touch()
+    lock, refused = (own / "lock").stat().st_ino, list[bool]()
+
+    def looked_at(remove, /):
+        def looking(*given, **more):
+            done = remove(*given, **more)
+            if any(own.glob("*")):
+                refused.append((own / "lock").exists() and (own / "lock").stat().st_ino == lock)
+            return done
+
+        return looking
+
+    for module, name in ((os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, looked_at(getattr(module, name)))
+    clean([tmp_path], dry_run=False)
+    assert refused and all(refused) and not own.exists()
+
+
+def test_a_lock_whose_file_was_replaced_is_not_one(tmp_path: Path, monkeypatch) -> None:
+    """Between its opening and its locking, it was removed, and another controller has made a new one."""
+    CompilerCache(tmp_path).close()
+    own = tmp_path / f"yatt-cache-{os.getuid()}"
+    flock = compiler_cache.fcntl.flock
+
+    def replaced(descriptor: int, how: int) -> None:
+        (own / "lock").unlink()
+        (own / "lock").touch()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(compiler_cache.fcntl, "flock", replaced)
+    with pytest.raises(OSError, match="was removed"):
+        CompilerCache(tmp_path)
+
+
+def test_a_cache_without_a_lock_file_is_locked_before_it_is_removed(tmp_path: Path) -> None:
+    own = tmp_path / f"yatt-cache-{os.getuid()}"
+    own.mkdir(mode=0o700)
+    with unused_caches([tmp_path]) as found:
+        assert found == [own]
+        with pytest.raises(BlockingIOError):
+            CompilerCache(tmp_path)
