@@ -4,6 +4,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,6 +97,18 @@ def test_without_a_private_folder_the_cache_is_of_the_attempt(tmp_path: Path, mo
     found = asyncio.run(environments(node))
     assert found[ROLLOUT]["VLLM_CACHE_ROOT"] == str(node.scratch / "vllm")
     assert f"no private folder in launch.scratch_dir ({tmp_path})" in caplog.text
+
+
+def test_no_compiled_code_is_kept_where_it_could_not_be_loaded(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Many clusters mount /tmp without the right to execute, so no shared library there can be loaded."""
+    for name in FOLDERS:
+        monkeypatch.delenv(name, raising=False)
+    flags = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+    monkeypatch.setattr("yatt.adapters.compiler_cache.os.statvfs", lambda _: flags)
+    found = asyncio.run(environments(node_of(tmp_path, "cuda")))
+    assert not found[ROLLOUT].keys() & FOLDERS.keys(), "the libraries' own folders"
+    assert not (tmp_path / CACHE).exists()
+    assert "is mounted noexec" in caplog.text and "launch.scratch_dir" in caplog.text
 
 
 def test_a_controller_refuses_a_variable_that_breaks_determinism(tmp_path: Path, monkeypatch, caplog) -> None:

@@ -66,6 +66,15 @@ def cache_variables(folder: Path) -> dict[str, str]:
     return {name: str(folder / subfolder) for name, subfolder in FOLDERS.items()}
 
 
+def can_load_code(folder: Path) -> bool:
+    """Whether compiled code can be loaded from this filesystem, which may be mounted noexec: Triton's
+    launchers and Inductor's kernels for the host are shared libraries."""
+    try:
+        return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:  # whoever uses the folder says what is wrong with it
+        return True
+
+
 @contextlib.contextmanager
 def unused_caches(folders: Iterable[Path]) -> Iterator[list[Path]]:
     """Gives this user's caches in these folders that no controller uses; in this context none begins to."""

@@ -1,9 +1,12 @@
-"""Where the workers of this node keep compiled code: with the user's other runs, or for this attempt only."""
+"""Where the workers of this node keep compiled code: with the user's other runs, or for this attempt only.
+
+If `launch.scratch_dir` is mounted noexec, it is where the libraries put it.
+"""
 
 import logging
 from pathlib import Path
 
-from yatt.adapters.compiler_cache import CompilerCache, cache_variables
+from yatt.adapters.compiler_cache import CompilerCache, cache_variables, can_load_code
 from yatt.control.node import Node
 
 _LOG = logging.getLogger(__name__)
@@ -14,11 +17,13 @@ class CompiledCode:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._cache = _user_cache(Path(node.config.launch.scratch_dir)) if node.device == "cuda" else None
+        folder = Path(node.config.launch.scratch_dir)
+        self._is_kept = node.device == "cuda" and _is_loadable(folder)
+        self._cache = _user_cache(folder) if self._is_kept else None
 
     def variables(self) -> dict[str, str]:
-        """Returns environment variables of workers; the user's settings have priority."""
-        if self._node.device != "cuda":
+        """Returns environment variables of workers, which may be none; the user's settings have priority."""
+        if not self._is_kept:
             return {}
         return self._cache.variables() if self._cache else cache_variables(self._node.scratch)
 
@@ -27,6 +32,16 @@ class CompiledCode:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
+
+
+def _is_loadable(folder: Path) -> bool:
+    if can_load_code(folder):
+        return True
+    _LOG.warning(
+        "launch.scratch_dir (%s) is mounted noexec, so compiled code could not be loaded from there: it is "
+        "where the libraries put it, often under the home folder. Name another node-local folder.", folder,
+    )  # fmt: skip
+    return False
 
 
 def _user_cache(folder: Path) -> CompilerCache | None:
