@@ -257,7 +257,7 @@ class LeaseSection:
 
     release_s: Annotated[float, SECONDS] = 5.0
     """Time limit for a holder to sleep after the request. On GPUs it has one more second for each GiB that
-    it has there."""
+    it has on one of them at most."""
 
     term_s: Annotated[float, SECONDS] = 10.0
     """Time limit for its processes to end after SIGTERM."""

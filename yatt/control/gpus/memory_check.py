@@ -31,7 +31,7 @@ class MemoryCheck(Protocol):
         ...
 
     def movable_bytes(self, slab: Slab, workers: list[Worker], /) -> int:
-        """Returns the most bytes that these workers may have to move to the host to fall asleep."""
+        """Returns the most bytes of one GPU that these workers may have to move to the host to sleep."""
         ...
 
     def learn(self, worker: Worker) -> None:
@@ -141,13 +141,14 @@ class GpuMemoryCheck:
             return 0
 
     def movable_bytes(self, slab: Slab, workers: list[Worker], /) -> int:
-        """Returns the device bytes of these workers; all that is in use if they cannot be attributed."""
+        """Returns these workers' bytes on the GPU where they have most; all that is in use there if they
+        cannot be attributed. Each GPU has processes of its own, which move its memory beside the others."""
         try:
-            seen = self._measured(slab.gpus)
+            seen = {gpu: self._measured((gpu,)) for gpu in slab.gpus}
         except WorkerFailed:
             return 0
-        held = sum(self._held(seen, workers).values())
-        return held or max(0, seen.used_bytes - self._base(slab.gpus))
+        held = max(sum(self._held(each, workers).values()) for each in seen.values())
+        return held or max(0, *(each.used_bytes - self._base((gpu,)) for gpu, each in seen.items()))
 
     def learn(self, worker: Worker) -> None:
         """Records the memory that the worker keeps after each sleep up to the first one after work, at most

@@ -45,7 +45,7 @@ class SlabProcesses:
                 self._memory_check.learn(worker)
 
     def movable_bytes(self, slab: Slab, role: str) -> int:
-        """Returns the most bytes that the role's workers may have to move to the host to fall asleep."""
+        """Returns the most bytes of one GPU that the role's workers may have to move to the host to sleep."""
         return self._memory_check.movable_bytes(slab, self.awake(slab, role))
 
     def weigh(self, worker: Worker) -> int:
