@@ -9,6 +9,7 @@ benchmark ends within `--call-s`; the same command continues with the cases that
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -117,16 +118,18 @@ class Benchmark:
 class Figures:
     """The rows of a benchmark in a JSON file, which is whole after each row.
 
-    Rows of an earlier call in the same file stay, if they are of the same device and sizes.
+    Rows of an earlier call in the same file stay, if they are of the same device and sizes. Else that file
+    gets another name: a figure of a GPU may be the only one that there will be.
     """
 
     def __init__(self, file: Path, *, is_toy: bool) -> None:
         self._file, self._head = file, {"device": device_name(), "is_toy": is_toy}
         self._rows: dict[str, Row] = {}
-        if file.exists():
-            found = json.loads(file.read_text())
-            if {name: found[name] for name in self._head} == self._head:
-                self._rows = {row["case"]: row for row in found["rows"]}
+        found = _read(file)
+        if found is not None and {name: found.get(name) for name in self._head} == self._head:
+            self._rows = {row["case"]: row for row in found["rows"]}
+        elif file.exists():
+            print(f"{file.name} is of another device or size; it is {_set_aside(file)} now", flush=True)
 
     def has(self, name: str) -> bool:
         """Whether this case was measured."""
@@ -151,6 +154,22 @@ class Figures:
             if those := [name for name in names if why in self._rows.get(name, {})]:
                 print(f"{why}: {', '.join(those)}; the same command measures them again", flush=True)
         return int(any(not self.has(name) for name in names))
+
+
+def _read(file: Path) -> Row | None:
+    """Figures of an earlier call; None if there are none, or the file is damaged."""
+    try:
+        found: Row = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
+
+
+def _set_aside(file: Path) -> str:
+    """Gives a file a name that is free, and returns it."""
+    names = (file.with_suffix(f".{number}{file.suffix}") for number in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    return file.rename(free).name
 
 
 def run_in_process(module: str, words: list[str], log: Path, limit_s: float) -> Row:
