@@ -16,7 +16,6 @@
 #   trl         a whole step beside TRL
 #   trace       a profiler's trace of one optimizer step
 set -uo pipefail
-cd "$(dirname "$0")/.."
 declare -A modules=(
   [preflight]=preflight [parity]=parity [engine]=bench_engine [trainer]=bench_trainer [trl]=bench_trl [trace]=trace
   [kill]="colocated --only kill" [judge]="colocated --only judge" [resume]="colocated --only resume"
@@ -25,12 +24,15 @@ if [ $# -lt 2 ] || [ -z "${modules[$2]:-}" ]; then
   echo "usage: tools/gpu_bench.sh OUT PART [WHEELS] [MORE ...]; parts: ${!modules[*]}" >&2
   exit 2
 fi
-out=$(realpath -m "$1") part=$2
+out=$(realpath -m "$1") part=$2 wheels=
 shift 2
-wheels=/nonexistent
-if [ $# -gt 0 ] && [[ $1 != --* ]]; then wheels=$1; shift; fi
+if [ $# -gt 0 ] && [[ $1 != --* ]]; then wheels=$(realpath -m "$1"); shift; fi
+mkdir -p "$out" || exit 2
+cd "$(dirname "$0")/.."
 source tools/gpu_env.sh "$wheels"
-# The benchmark ends by itself; the limit is for one that does not. In the foreground: signals of a terminal, and of
-# whoever ends this script with its process group, reach the benchmark, which ends the case that runs.
+# The benchmark ends by itself; the limit is for one that does not. To unpack wheels has taken some of the time. In
+# the foreground: signals of a terminal, and of whoever ends this script with its process group, reach the benchmark,
+# which ends the case that runs.
 # shellcheck disable=SC2086
-timeout --foreground -k 15 585 "$python" -W ignore -m tests.gpu.${modules[$part]} --out "$out" "$@"
+timeout --foreground -k 15 $((585 - SECONDS)) "$python" -W ignore -m tests.gpu.${modules[$part]} --out "$out" \
+  --call-s $((540 - SECONDS)) "$@"

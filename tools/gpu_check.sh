@@ -9,8 +9,9 @@
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
 #     --platform manylinux2014_x86_64 -d WHEELS megatron-core==0.16.1 msgspec pyzmq pytest-timeout
 set -euo pipefail
+wheels=${1:+$(realpath -m "$1")}
 cd "$(dirname "$0")/.."
-source tools/gpu_env.sh "${1:-/nonexistent}"
+source tools/gpu_env.sh "$wheels"
 "$python" - <<'END'
 import importlib.util, sys
 import torch

@@ -128,6 +128,16 @@ def test_a_call_that_is_stopped_keeps_its_rows_and_the_next_one_continues(tmp_pa
     assert rows.keys() == {"machine", "host memory", "store"}
 
 
+def test_figures_of_another_device_or_size_are_set_aside(tmp_path: Path) -> None:
+    """A trial with --toy, or a call on another card, must not cost the figures of a GPU."""
+    file, figures = tmp_path / "preflight.json", {"device": "H200", "is_toy": False, "rows": []}
+    before = [json.dumps(figures), "cut of"]
+    for text in before:
+        file.write_text(text)
+        assert rows_of("preflight", tmp_path, "--only", "machine").keys() == {"machine"}
+    assert [(tmp_path / f"preflight.{number}.json").read_text() for number in (1, 2)] == before
+
+
 def test_cases_without_time_are_named(tmp_path: Path) -> None:
     rows = rows_of("parity", tmp_path, "--call-s", "1", code=1)
     assert {row["left_out"] for row in rows.values()} == {"no time left"}
@@ -137,6 +147,44 @@ def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with started("parity", tmp_path, "--only", "gpt") as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "no case 'gpt'; cases: llama-untied, " in said
+
+
+SAYS_ITS_ARGUMENTS = """#!/bin/sh
+[ "$2" != zipfile ] || exit 0
+echo "$PWD" "$@"
+"""
+
+
+def script(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the script in another folder; in place of Python there is a program that says its arguments."""
+    python = tmp_path / "python"
+    python.write_text(SAYS_ITS_ARGUMENTS)
+    python.chmod(0o755)
+    return subprocess.run(
+        [ROOT / "tools" / "gpu_bench.sh", *words], cwd=tmp_path,
+        env={**os.environ, "PYTHON": str(python), "SECONDS": "100"},  # what bash counts from
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_folders_are_those_of_the_caller_and_the_time_before_the_first_case_counts(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "one.whl").touch()
+    said = script(tmp_path, "out", "preflight", "wheels", "--toy").stdout.split()
+    assert said[0] == str(ROOT) and said[-1] == "--toy"
+    assert said[said.index("--out") + 1] == str(tmp_path / "out")
+    assert 430 < int(said[said.index("--call-s") + 1]) <= 440
+
+
+def test_mistakes_of_the_call_are_refused_before_a_case_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for words, says in (
+        (("out", "preflight", "no/wheels"), f"no wheels in {tmp_path}/no/wheels"),
+        (("file", "preflight"), f"{tmp_path}/file"),
+        (("out", "perf"), "parts: "),
+    ):
+        done = script(tmp_path, *words)
+        assert done.returncode == 2 and says in done.stderr and not done.stdout, words
 
 
 CASE = """
