@@ -4,7 +4,8 @@ The first start of an engine on a GPU compiles for most of its 40 to 90 s. The l
 the home folder, which is often a network filesystem with a quota, or under a guessable name in /tmp, where
 another user may have made the folder. Here it is a private folder of the user, `yatt-cache-UID` in
 `launch.scratch_dir`. All workers on the node share it, also those of later attempts and runs: entries are
-named by their content and the versions of the libraries, which write them whole.
+named by their content and the versions of the libraries, which write them whole; but for vLLM's list of them
+(`vllm_compile_cache.py`): an engine that is killed while it writes that leaves a file that cannot be read.
 
 It belongs to no run, so no run removes it. Each controller holds a shared lock on it; `yatt clean` removes it
 if there is no such lock.
