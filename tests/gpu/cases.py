@@ -31,6 +31,8 @@ LEAST_S = 20.0
 """With less time left, no further case begins."""
 END_S = 20.0
 SHOWN_BYTES = 3000
+CASE_MEMORY = "CASE_MEMORY"
+"""Variable with a folder in memory that is removed when the case's process has ended, however that ends."""
 MARK = "ROW "
 FALLBACKS = ("runs sequence by sequence", "computed one by one", "could not be registered with CUDA")
 """Texts of yatt's warnings that a fast path does not work here, so that a figure is one of the slow path."""
@@ -177,8 +179,14 @@ def run_in_process(module: str, words: list[str], log: Path, limit_s: float) -> 
     there is none."""
     log.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-W", "ignore", "-m", module, *words]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
+    with log.open("wb") as output, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, CASE_MEMORY: memory},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:

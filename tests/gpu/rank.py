@@ -1,10 +1,12 @@
 """One trainer rank, alone in its world, by real orders, on whatever device there is."""
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.cases import CASE_MEMORY
 from tests.tiny_models import write_publication
 from yatt.records import message as m
 
@@ -37,7 +39,7 @@ class Rank:
             dist.init_process_group(collective_backend(self.device.type), store=store, rank=0, world_size=1)
             join_model_parallel(config.trainer, 0)
         self.worker = TrainerRank(config, self.device, FolderStore(model / "none"), tick=_nothing, say=print)
-        self.memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.memory = tempfile.TemporaryDirectory(dir=os.environ.get(CASE_MEMORY, "/dev/shm"))
         self.stem = stem or Path(self.memory.name) / "rank-00000"
         self.worker.handle(m.Build(stem=str(self.stem), attempt=1))
         self._iteration = 0

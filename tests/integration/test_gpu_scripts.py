@@ -188,9 +188,11 @@ def test_mistakes_of_the_call_are_refused_before_a_case_begins(tmp_path: Path) -
 
 
 CASE = """
-import subprocess, sys, time
+import os, signal, subprocess, sys, tempfile, time
 sys.stderr.write("attention runs sequence by sequence: no kernel\\n")
 if sys.argv[1] == "hangs":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a long call of CUDA
+    print(tempfile.mkdtemp(dir=os.environ["CASE_MEMORY"]))
     print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
     time.sleep(1000)
 print('ROW {"figure": 1}')
@@ -207,9 +209,12 @@ def test_a_case_that_hangs_is_ended_with_its_children_and_slow_paths_are_said(
     row = run_in_process("one_case", ["ends"], log, 60)
     assert row == {"figure": 1, "warned": ["attention runs sequence by sequence: no kernel"]}
     assert run_in_process("one_case", ["fails"], log, 60)["failed"] == "exit code 1"
+    monkeypatch.setattr("tests.gpu.cases.END_S", 1.0)
     hung = run_in_process("one_case", ["hangs"], log, 5)
     assert hung["failed"] == "not done after 5 s"
-    child = Path("/proc", hung["said"].splitlines()[-1], "cmdline")
+    *_, memory, pid = hung["said"].splitlines()
+    assert not Path(memory).exists(), "the next case has this memory"
+    child = Path("/proc", pid, "cmdline")
     wait_for(lambda: not child.exists() or b"sleep" not in child.read_bytes(), timeout_s=20, what="its end")
 
 
