@@ -23,6 +23,14 @@ READ_ONLY_FLAGS = 8
 """cudaHostRegisterReadOnly: the only way to register memory that is mapped without write access."""
 
 
+CURE = (
+    "Raise the limit of locked memory (`ulimit -l`, LimitMEMLOCK of slurmd, `--ulimit memlock=-1` of a "
+    "container)."
+)
+CURES = {801: "This driver or GPU cannot do it; there is no cure."}
+"""By CUDA's error code; 801 is cudaErrorNotSupported."""
+
+
 class HostMemoryCalls(Protocol):
     """CUDA's calls for host memory. Their results are CUDA's error codes; 0 is success."""
 
@@ -94,9 +102,8 @@ class MemoryRegistrar:
             self._has_warned = True
             _LOG.warning(
                 "%d MiB of host memory could not be registered with CUDA (cudaHostRegister: error %d): "
-                "copies between it and the GPU are slow. Raise the limit of locked memory (`ulimit -l`, "
-                "LimitMEMLOCK of slurmd, `--ulimit memlock=-1` of a container).",
-                size_bytes >> 20, code,
+                "copies between it and the GPU are slow. %s",
+                size_bytes >> 20, code, CURES.get(code, CURE),
             )  # fmt: skip
 
 

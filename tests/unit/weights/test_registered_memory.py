@@ -8,7 +8,7 @@ import torch
 from yatt.adapters.host_segment import SegmentReader, SegmentWriter
 from yatt.weights.registered_memory import READ_ONLY_FLAGS, WRITABLE_FLAGS, MemoryRegistrar
 
-ALREADY_REGISTERED, NOT_REGISTERED, NOT_MAPPED = 712, 713, 1
+ALREADY_REGISTERED, NOT_REGISTERED, NOT_MAPPED, NOT_SUPPORTED = 712, 713, 1, 801
 
 
 def is_mapped(address):
@@ -118,3 +118,13 @@ def test_empty_memory_is_not_registered():
     cuda = Cuda()
     assert not MemoryRegistrar(cuda).register(torch.empty(0), object(), read_only=False)
     assert cuda.calls == []
+
+
+def test_a_driver_that_cannot_do_it_is_told_apart_from_a_limit(tmp_path, caplog):
+    class Unable(Cuda):
+        def register(self, address, size_bytes, flags):
+            return self._failed(NOT_SUPPORTED)
+
+    segment = SegmentWriter(tmp_path / "segment", 4096)
+    assert not MemoryRegistrar(Unable()).register(data_of(segment), segment, read_only=True)
+    assert "error 801" in caplog.text and "there is no cure" in caplog.text and "ulimit" not in caplog.text
