@@ -36,12 +36,14 @@ def open_regular(path: Path) -> BufferedReader:
     """Opens a file for reading, without blocking on a FIFO.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
+        OSError: it cannot be opened, or is not a regular file (IsADirectoryError for a folder).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 

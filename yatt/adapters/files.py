@@ -10,18 +10,23 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.patience import PASSING
 from yatt.errors import ConfigError, FolderGone, StaleAttempt
+from yatt.plain_files import open_regular
 
 Buffer = bytes | memoryview
 
 _PASSING = {errno.ESTALE, errno.ENOENT, errno.EIO}
 GROUP_UMASK = 0o027
 """The group can read, others have no access."""
+
+MOST_RECORD_BYTES = 1 << 28
+"""Of a file that is read in one piece. A run folder may come from somebody else."""
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
@@ -108,17 +113,17 @@ def claim(path: Path, data: bytes) -> bool:
     """Creates `path` exclusively; returns True if and only if this call did. Safe if NFS loses replies.
 
     Raises:
-        OSError: the filesystem failed for another reason than that `path` exists.
+        OSError: the filesystem failed for another reason than that `path` exists as a regular file.
     """
     temporary = _write_temporary(path, (data,))
     try:
         try:
             os.link(temporary, path)
         except OSError as error:  # the reply may be wrong; the file itself decides
-            found = read_or_none(path)
+            found = _first_bytes(path, 1)
             if found is None and error.errno not in _PASSING:
                 raise
-        won = os.stat(temporary).st_nlink == 2 and read_or_none(path) == data
+        won = os.stat(temporary).st_nlink == 2 and _first_bytes(path, len(data) + 1) == data
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -126,9 +131,39 @@ def claim(path: Path, data: bytes) -> bool:
 
 
 def read_or_none(path: Path) -> bytes | None:
-    """Returns the content, or None while the file is not (yet) visible here."""
+    """Returns the content, or None while the file is not (yet) visible here.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or has more than `MOST_RECORD_BYTES`.
+    """
+    return _if_visible(partial(read_record, path))
+
+
+def read_record(path: Path) -> bytes:
+    """Returns the content of a file, however it came there: a pipe does not block.
+
+    Raises:
+        OSError: as `read_or_none`, or it is not visible here.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"has more than {MOST_RECORD_BYTES >> 20} MiB", str(path))
+        return file.read()
+
+
+def _first_bytes(path: Path, count: int) -> bytes | None:
+    """Returns the first bytes of a file of any size, or None while it is not (yet) visible here."""
+
+    def read() -> bytes:
+        with open_regular(path) as file:
+            return file.read(count)
+
+    return _if_visible(read)
+
+
+def _if_visible(read: Callable[[], bytes]) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read()
     except OSError as error:
         if error.errno in _PASSING:
             return None
@@ -175,12 +210,16 @@ def unsealed(data: bytes | None, attempt: int) -> dict[str, Any] | None:
 
 
 def unsealed_any(data: bytes | None) -> dict[str, Any] | None:
-    """Returns the record of any attempt, or None if it is damaged or missing."""
+    """Returns the record of any attempt, or None if it is damaged or missing. Anyone can seal a record."""
     digest, _, body = (data or b"").decode(errors="replace").rstrip("\n").partition(" ")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         return None
-    record: dict[str, Any] = json.loads(body)
-    return record
+    try:
+        record: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    is_record = isinstance(record, dict) and type(record.get("attempt")) is int
+    return record if is_record else None
 
 
 def _write_temporary(path: Path, chunks: Iterable[Buffer], mode: int = 0o666) -> Path:

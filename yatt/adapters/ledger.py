@@ -5,13 +5,14 @@ the first was cut off. Every record contains its attempt number and a checksum.
 """
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
+from yatt.adapters.files import make_within, publish, read_or_none, read_record, sealed, unsealed_any
 from yatt.adapters.patience import patiently
 from yatt.core.claims import is_finished
 from yatt.paths import RunPaths
@@ -20,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
 COMMITTED = "committed.json"
 """Written by the leader after each commit and after a resume: the newest checkpoint of the attempt."""
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+"""Of an attempt. Other names are nobody's: `isdigit` is also true of digits that `int` does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,7 @@ class Attempt:
 
 def newest_attempt(paths: RunPaths) -> int:
     """Returns the highest claimed attempt number, 0 if none."""
-    if not paths.claims.is_dir():
-        return 0
-    return max((int(p.name) for p in paths.claims.iterdir() if p.name.isdigit()), default=0)
+    return max(_numbered(paths.claims), default=0)
 
 
 def run_is_finished(paths: RunPaths) -> bool:
@@ -73,8 +75,7 @@ def record(paths: RunPaths, attempt: int, name: str) -> dict[str, Any]:
 
 def attempts(paths: RunPaths) -> list[Attempt]:
     """Returns every attempt that has started, oldest first."""
-    folder = paths.root / "attempts"
-    numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    numbers = sorted(_numbered(paths.root / "attempts"))
     found = [Attempt(n, record(paths, n, STARTED), record(paths, n, ENDED)) for n in numbers]
     return [attempt for attempt in found if attempt.started]
 
@@ -88,18 +89,26 @@ def known_commit(paths: RunPaths) -> tuple[int, int]:
         OSError: a record exists but cannot be read; it is unknown, not absent. A folder in its place is
             skipped with a warning, because it will never become a record.
     """
-    folder, best = paths.root / "attempts", (0, 0)
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        for name in (COMMITTED, ENDED, STARTED) if path.name.isdigit() else ():
-            said = _unless_folder(path / name, partial(_record_if_there, path / name))
-            iteration = int(said.get("iteration" if name == COMMITTED else "committed", 0))
-            best = max(best, (iteration, int(path.name)), key=lambda each: each[0])
+    best = (0, 0)
+    for number in sorted(_numbered(paths.root / "attempts")):
+        for name in (COMMITTED, ENDED, STARTED):
+            path = paths.attempt(number) / name
+            said = _unless_folder(path, partial(_record_if_there, path))
+            iteration = said.get("iteration" if name == COMMITTED else "committed")
+            if type(iteration) is int:
+                best = max(best, (iteration, number), key=lambda each: each[0])
     return best
+
+
+def _numbered(folder: Path) -> list[int]:
+    """Returns the attempts that have a name in this folder."""
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
 
 def _record_if_there(path: Path) -> dict[str, Any]:
     try:
-        data = path.read_bytes()
+        data = read_record(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return unsealed_any(data) or {}

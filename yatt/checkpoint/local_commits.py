@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.files import claim, make_within
+from yatt.adapters.files import claim, make_within, read_record
 from yatt.adapters.patience import is_passing
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import Manifest, read_manifest, sealed_manifest
+from yatt.core.checkpoint_names import MANIFESTS, manifest_commit
 from yatt.core.claims import Commit, lineage
 from yatt.errors import CheckpointError, words_of
 from yatt.paths import RunPaths
@@ -49,7 +50,7 @@ class LocalCommits:
         path = self._path(Commit(manifest.iteration, manifest.attempt))
         make_within(self._paths.root, path.parent)
         data = msgspec.json.encode(_Record(msgspec.Raw(sealed_manifest(manifest)), hosts))
-        if not claim(path, data) and path.read_bytes() != data:
+        if not claim(path, data) and read_record(path) != data:
             raise CheckpointError(f"{path} holds another save of this iteration")
 
     def read(self, commit: Commit) -> tuple[Manifest, tuple[str, ...]]:
@@ -61,12 +62,12 @@ class LocalCommits:
         """
         path = self._path(commit)
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=_Record)
+            record = msgspec.json.decode(read_record(path), type=_Record)
         except OSError as error:
             if is_passing(error):
                 raise
             raise CheckpointError(f"{path} cannot be read: {words_of(error)}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a whole record of a local commit ({error})") from error
         manifest = read_manifest(bytes(record.manifest), str(path), self._run_id)
         if (manifest.iteration, manifest.attempt) != (commit.iteration, commit.attempt):
@@ -85,13 +86,11 @@ class LocalCommits:
 
     def commits(self) -> set[Commit]:
         """Returns all local commits, by names alone."""
-        found = set()
         with contextlib.suppress(FileNotFoundError):
-            for path in self._paths.local_commits.iterdir():
-                iteration, _, attempt = path.name.removesuffix(".json").partition(".")
-                if iteration.isdigit() and attempt.isdigit():
-                    found.add(Commit(int(iteration), int(attempt)))
-        return found
+            names = [path.name for path in self._paths.local_commits.iterdir()]
+            found = (manifest_commit(f"{MANIFESTS}/{name}") for name in names)
+            return {commit for commit in found if commit is not None}
+        return set()
 
     def remove_until(self, iteration: int, attempt: int) -> None:
         """Removes the records up to an iteration that this attempt has committed in the store. Those of newer

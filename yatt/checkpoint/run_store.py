@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.files import claim
+from yatt.adapters.files import claim, read_record
 from yatt.adapters.ledger import attempts, known_commit
 from yatt.adapters.patience import patiently
 from yatt.checkpoint.holders import Place, check_held, hold, holder_of, place_of
@@ -130,7 +130,7 @@ def own_folder_id(paths: RunPaths, store: Store) -> str:
 
 def _folder_id(paths: RunPaths) -> str:
     """Returns the id in the file; empty if it is not valid."""
-    found = FOLDER_ID.fullmatch(paths.folder_id.read_bytes())
+    found = FOLDER_ID.fullmatch(read_record(paths.folder_id))
     return found.group(1).decode() if found else ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from yatt.adapters.files import publish
+from yatt.adapters.files import publish, read_record
 from yatt.config.check import node_gpus, num_trainer_nodes, relations
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
@@ -104,10 +104,10 @@ def read_plan(paths: RunPaths) -> JobPlan:
         ConfigError: nothing was submitted from this folder.
     """
     try:
-        return msgspec.json.decode(paths.plan.read_bytes(), type=JobPlan)
+        return msgspec.json.decode(read_record(paths.plan), type=JobPlan)
     except FileNotFoundError:
         raise ConfigError(f"{paths.root} was not submitted: it has no {paths.plan.name}.") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{paths.plan} cannot be read: {error}. Submit the run again.") from error
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters import ledger
-from yatt.adapters.files import unsealed
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import make_ready, read_records
 from yatt.adapters.run_config import Changed, changes_of, load_run
@@ -117,12 +116,12 @@ def report_page(
 
 def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
     """Returns how an attempt ended and why, as recorded by its leader, else by the launcher."""
-    noted = paths.attempt(attempt.number) / "ended.json"
-    record = unsealed(noted.read_bytes(), attempt.number) if noted.exists() else None
-    code = record["exit_code"] if record is not None else attempt.exit_code
-    why = attempt.reason or (record["reason"] if record is not None and code != EXIT_FINISHED else "")
+    record = ledger.record(paths, attempt.number, ledger.ENDED)
+    noted = record.get("exit_code")
+    code = (noted if type(noted) is int else None) if record else attempt.exit_code
+    why = attempt.reason or ("" if code == EXIT_FINISHED else str(record.get("reason", "")))
     if code is None:
-        return (NODE_LEFT, why) if record is not None else (RUNNING, "")
+        return (NODE_LEFT, why) if record else (RUNNING, "")
     word = {EXIT_FINISHED: "finished", EXIT_WILL_CONTINUE: "stopped, to be continued"}.get(code, "failed")
     return f"{word} (exit code {code})", why
 

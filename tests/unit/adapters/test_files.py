@@ -1,14 +1,16 @@
 """Files that are whole or absent, and claims with one winner."""
 
+import hashlib
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
 from yatt.adapters import files
 from yatt.adapters.attempt_claim import check_newest, claim_attempt, mark_finished, remove_leftovers
-from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed
-from yatt.adapters.ledger import newest_attempt
+from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed, unsealed_any
+from yatt.adapters.ledger import COMMITTED, STARTED, attempts, known_commit, newest_attempt, note
 from yatt.errors import StaleAttempt
 from yatt.paths import RunPaths
 
@@ -94,3 +96,53 @@ def test_a_ghost_removes_nothing_of_its_heirs(tmp_path: Path) -> None:
         with pytest.raises(StaleAttempt):
             act(paths, stale)
     assert heirs.exists()
+
+
+def put_special(path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_what_lies_in_the_place_of_a_file_is_neither_waited_for_nor_read(tmp_path: Path, kind: str) -> None:
+    put_special(tmp_path / "it", kind)
+    with pytest.raises(OSError, match=r"is not a regular file|has more than 256 MiB"):
+        read_or_none(tmp_path / "it")
+    if kind == "endless":
+        assert not claim(tmp_path / "it", b"mine")
+    else:
+        with pytest.raises(OSError, match="is not a regular file"):
+            claim(tmp_path / "it", b"mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def resealed(text: str) -> bytes:
+    return f"{hashlib.sha256(text.encode()).hexdigest()} {text}\n".encode()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{}", '{"attempt": "1"}', "1"])
+def test_a_well_sealed_text_that_is_no_record_is_none(text: str) -> None:
+    assert unsealed_any(resealed(text)) is None
+
+
+@pytest.mark.timeout(20)
+def test_strange_names_and_numbers_in_a_ledger_are_nobodys(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    note(paths, 3, STARTED, {"committed": 5})
+    for folder in (paths.claims, tmp_path / "attempts"):
+        for name in ("\u00b2", "\u0663", "9" * 200, "-1", "1e3", "3.5"):
+            (folder / name).mkdir(parents=True)
+    for number in ([1], "x", None, 1.5, True):
+        note(paths, 4, COMMITTED, {"iteration": number})
+        assert known_commit(paths) == (5, 3)
+    assert (newest_attempt(paths), [each.number for each in attempts(paths)]) == (0, [3])
+    put_special(paths.attempt(5) / COMMITTED, "pipe")
+    with pytest.raises(OSError, match="is not a regular file"):
+        known_commit(paths)

@@ -1,6 +1,7 @@
 """Local commits: created once, read whole or not at all, and fenced as commits in the store are."""
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -139,11 +140,11 @@ def test_a_passing_error_is_told_and_a_lasting_one_passes_it_over(
     local.commit(manifest(3, 1), ())
     for number, expected in ((errno.ESTALE, OSError), (errno.EACCES, CheckpointError)):
 
-        def fails(_: Path, number: int = number) -> bytes:
+        def fails(*_: object, number: int = number) -> int:
             raise OSError(number, "planted")
 
         with monkeypatch.context() as patch, pytest.raises(expected, match="planted"):
-            patch.setattr(Path, "read_bytes", fails)
+            patch.setattr(os, "open", fails)
             local.read(Commit(3, 1))
     assert local.read(Commit(3, 1))[0].row == {"iteration": 3}
 
@@ -225,3 +226,19 @@ def test_a_fence_that_is_left_out_is_caught(tmp_path: Path, monkeypatch: pytest.
         except AssertionError:
             caught += 1
     assert caught
+
+
+@pytest.mark.timeout(20)
+def test_strange_files_among_the_records_are_nobodys_or_damaged(local: LocalCommits, paths: RunPaths) -> None:
+    local.commit(manifest(3, 1), ("a",))
+    for name in ("\u00b2.\u00b2.json", "4.2.json", f"{'9' * 200}.1.json", "00000009.000001"):
+        (paths.local_commits / name).touch()
+    assert local.commits() == {Commit(3, 1)}
+    path = paths.local_commits / "00000003.000001.json"
+    path.write_text('{"hosts":[],"manifest":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(CheckpointError, match="is not a whole record of a local commit"):
+        local.read(Commit(3, 1))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*is not a regular file"):
+        local.read(Commit(3, 1))

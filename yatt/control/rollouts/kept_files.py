@@ -120,7 +120,7 @@ def _places(search: Search, file: KeptFile) -> Iterator[RecordPlace]:
         data = reader.data(first) if first is not None and first.size_bytes <= MOST_ORIGIN_BYTES else None
         try:
             origin = _ORIGIN.decode(data or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _Unusable("its first record is damaged") from error
         if reason := rules.fault(origin, search.origin):
             raise _Unusable(reason)
@@ -132,7 +132,7 @@ def _read(search: Search, record: KeptRecord, place: RecordPlace, found: Found) 
     try:
         with RecordReader(search.folder / record.file.name, len(LINE)) as reader:
             kept = _KEPT.decode(reader.data(place) or b"")
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     group = kept.group
     if group.number != record.number or not group.is_sampled() or group.failure() is not None:
