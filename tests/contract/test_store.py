@@ -168,3 +168,32 @@ def test_of_many_writers_at_once_one_wins(store):
 def test_an_unknown_url_is_the_users_mistake():
     with pytest.raises(ConfigError, match=r"checkpoint\.url nosuch://x"):
         open_store("nosuch://x", {})
+
+
+@pytest.mark.parametrize("kind", ["memory://", "s3"])
+@pytest.mark.parametrize("mine", ["run[1]", "run*", "run?"])
+def test_a_stores_name_is_no_pattern(request, tmp_path, kind, mine):
+    options = {"endpoint_url": request.getfixturevalue("s3_endpoint")} if kind == "s3" else {}
+    base = f"s3://{BUCKET}/{tmp_path.name}" if kind == "s3" else f"memory://{tmp_path.name}"
+    own, other = (open_store(f"{base}/{name}", options) for name in (mine, "run1"))
+    for each in (own, other):
+        each.write("x/y/1", b"-")
+    own.delete_folder("x")
+    assert (own.size("x/y/1"), other.size("x/y/1")) == (None, 1)
+
+
+@pytest.mark.parametrize("url", ["{0}", "file://{0}", "local://{0}"])
+def test_a_folder_is_guarded_whatever_its_url_is(tmp_path, url):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "diary").write_text("private")
+    (tmp_path / "store" / "run_id").symlink_to(tmp_path / "diary")
+    store = open_store(url.format(tmp_path / "store"), {})
+    with pytest.raises(CheckpointError, match="is a link, and none is followed"):
+        store.read("run_id")
+
+
+@pytest.mark.parametrize("url", ["new/store", "file://new/store"])
+def test_a_relative_folder_is_made(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    open_store(url, {}).write("a/b", b"-")
+    assert (tmp_path / "new" / "store" / "a" / "b").exists()

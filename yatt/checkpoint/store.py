@@ -13,6 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,21 +91,26 @@ class Store(Protocol):
 def open_store(url: str, options: Mapping[str, Any], stall_s: float = STALL_S) -> Store:
     """Opens the store of a checkpoint URL; arguments and errors as of `open_driver`."""
     if is_folder(url):
-        return FolderStore(Path(url.removeprefix("file://")))
+        return FolderStore(folder_of(url))
     return ObjectStore(*open_driver(url, options, stall_s))
 
 
 def is_folder(url: str) -> bool:
     """Whether a checkpoint URL names a folder of a mounted filesystem."""
-    return "://" not in url or url.startswith("file://")
+    return "://" not in url or url.startswith(("file://", "local://"))
+
+
+def folder_of(url: str) -> Path:
+    """Returns the folder that a checkpoint URL names (`is_folder`)."""
+    return Path(url.partition("://")[2] or url)
 
 
 class FolderStore:
     """A folder on a filesystem."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._anchor = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
+        self._root = root.absolute()
+        self._anchor = next(folder for folder in (self._root, *self._root.parents) if folder.is_dir())
         """The folder that existed when the store was opened. It is never created: see `files.make_within`."""
 
     def write(self, name: str, data: bytes) -> None:
@@ -268,7 +274,10 @@ class ObjectStore:
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
         with contextlib.suppress(CheckpointError), reaching(path):
-            if self._fs.exists(path):
+            if has_magic(path):  # `rm` would take the store's name for a pattern, and remove others' files
+                for file in self._fs.find(path):
+                    self._fs.rm_file(file)
+            elif self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
 
     def _check_size(self, name: str, num_bytes: int) -> None:

@@ -17,7 +17,7 @@ from yatt.adapters.patience import is_passing
 from yatt.checkpoint.access import check_access, check_parent, cure_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.ownership import check_owner
-from yatt.checkpoint.store import is_folder, open_store
+from yatt.checkpoint.store import folder_of, is_folder, open_store
 from yatt.config.doubts import doubts
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.open_files import descriptors_of
@@ -164,7 +164,7 @@ def check_store(config: RunConfig) -> None:
     checkpoint, url = config.checkpoint, config.checkpoint.url
     try:
         store = open_store(url, checkpoint.storage_options, checkpoint.stall_s)
-        root = Path(url.removeprefix("file://"))
+        root = folder_of(url)
         if not is_folder(url) or root.is_dir():
             check_access(store, url)
         else:  # a folder that is not mounted must not be made: the launcher waits for it
