@@ -190,6 +190,8 @@ def test_a_folder_is_guarded_whatever_its_url_is(tmp_path, url):
     store = open_store(url.format(tmp_path / "store"), {})
     with pytest.raises(CheckpointError, match="is a link, and none is followed"):
         store.read("run_id")
+    store.delete("run_id")
+    assert store.names("") == [] and (tmp_path / "diary").exists()
 
 
 @pytest.mark.parametrize("url", ["new/store", "file://new/store"])

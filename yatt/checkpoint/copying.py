@@ -64,8 +64,7 @@ def _remove(target: Store, manifest: Manifest, written: list[str]) -> None:
     for path in written:
         target.delete(path)
     for folder in {file.path.rpartition("/")[0] for file in files_of(manifest)}:
-        if not target.names(folder):
-            target.delete_folder(folder)
+        target.delete_empty_folder(folder)
 
 
 def _copy_file(source: Store, target: Store, written: list[str], file: AnyFile, tick: Tick) -> None:

@@ -65,6 +65,9 @@ class FileFaults:
     def delete_folder(self, folder: str) -> None:
         self._store.delete_folder(folder)
 
+    def delete_empty_folder(self, folder: str) -> None:
+        self._store.delete_empty_folder(folder)
+
     def _judged(self, name: str, work: Callable[[], T]) -> T:
         try:
             given = work()

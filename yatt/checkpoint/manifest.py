@@ -232,9 +232,13 @@ class Checkpoints:
         return {iteration for iteration in found if iteration is not None}
 
     def saves(self, iteration: int = 0) -> Iterator[tuple[Commit, str]]:
-        """Yields the folders of saves, also of unfinished ones, of one iteration or (0) of all."""
+        """Yields the folders of saves, also of unfinished ones, of one iteration or (0) of all. What a linked
+        folder leads to is not ours."""
         for number in sorted({iteration} if iteration else self.iterations()):
-            for name in self.store.names(step_folder(number)):
+            names = list[str]()
+            with contextlib.suppress(CheckpointError):
+                names = self.store.names(step_folder(number))
+            for name in names:
                 folder = f"{step_folder(number)}/{name}"
                 if (commit := saved_commit(folder)) is not None:  # else it is not ours
                     yield commit, folder

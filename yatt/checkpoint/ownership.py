@@ -10,18 +10,26 @@ from yatt.core.checkpoint_names import MANIFESTS
 from yatt.errors import CheckpointError, ConfigError
 
 OWNER = "run_id"
+MOST_OWNER_BYTES = 1024
 
 
 def owner_of(store: Store) -> str:
     """Returns the id of the run that the store belongs to; empty if it belongs to none.
 
     Raises:
+        CheckpointError: there is something else under the name `run_id`.
         StoreUnreachable: the store does not respond.
     """
     try:
-        return store.read(OWNER).decode(errors="replace").strip()
+        return _noted_owner(store)
     except CheckpointError:
-        return ""
+        if store.size(OWNER) is None:
+            return ""
+    return _noted_owner(store)  # created meanwhile, or no such file
+
+
+def _noted_owner(store: Store) -> str:
+    return store.read(OWNER, most_bytes=MOST_OWNER_BYTES).decode(errors="replace").strip()
 
 
 def check_owner(store: Store, url: str, run_id: str) -> None:

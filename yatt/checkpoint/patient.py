@@ -69,6 +69,9 @@ class PatientStore:
     def delete_folder(self, folder: str) -> None:
         self._patiently(partial(self._store.delete_folder, folder))
 
+    def delete_empty_folder(self, folder: str) -> None:
+        self._patiently(partial(self._store.delete_empty_folder, folder))
+
     def _patiently(self, work: Callable[[], T]) -> T:
         try:
             given = patiently(work, limit_s=self._limit_s, on_failure=self._failed)

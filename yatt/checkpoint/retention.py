@@ -5,6 +5,7 @@ whenever the deletion is interrupted; files without a manifest are removed by th
 process, of a later attempt, or of `yatt ckpt prune`. The decision is pure (`yatt.core.retention`).
 """
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -123,7 +124,14 @@ def _delete(checkpoints: Checkpoints, gone: list[Commit], stored: StoredCommits)
 
 
 def _clear(checkpoints: Checkpoints, iteration: int, stored: StoredCommits, gone: list[Commit]) -> None:
-    """Deletes the files of one iteration that belong to no checkpoint."""
+    """Deletes the files of one iteration that belong to no checkpoint. If its folder is a link, all stays."""
+    with contextlib.suppress(CheckpointError):
+        _clear_folder(checkpoints, iteration, stored, gone)
+
+
+def _clear_folder(
+    checkpoints: Checkpoints, iteration: int, stored: StoredCommits, gone: list[Commit]
+) -> None:
     store, folder = checkpoints.store, f"global_step_{iteration}"
     alive = {*stored.line, *stored.stale}.difference(gone)
     before = {name.rpartition("/")[2]: commit for commit, name in checkpoints.saves(iteration)}

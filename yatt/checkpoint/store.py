@@ -82,10 +82,13 @@ class Store(Protocol):
         """Returns the names directly in `folder`, relative to it, sorted."""
 
     def delete(self, name: str) -> None:
-        """Removes one name, if it exists."""
+        """Removes one name, if it exists. A link is removed, not what it leads to."""
 
     def delete_folder(self, folder: str) -> None:
-        """Removes everything under `folder`, which is not the store itself."""
+        """Removes everything under `folder`, which is not the store itself; a link as in `delete`."""
+
+    def delete_empty_folder(self, folder: str) -> None:
+        """Removes a folder if nothing is in it, not even a file that another process is writing."""
 
 
 def open_store(url: str, options: Mapping[str, Any], stall_s: float = STALL_S) -> Store:
@@ -126,8 +129,9 @@ class FolderStore:
 
     def read(self, name: str, *, most_bytes: int = MOST_NOTE_BYTES) -> bytes:
         with self._opened(name) as descriptor:
-            _refuse_long(self._root / name, os.fstat(descriptor).st_size, most_bytes)
-            return pread(descriptor, 0, most_bytes)
+            size_bytes = os.fstat(descriptor).st_size
+            _refuse_long(self._root / name, size_bytes, most_bytes)
+            return pread(descriptor, 0, size_bytes)
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         with self._opened(name) as descriptor:
@@ -152,12 +156,20 @@ class FolderStore:
                 return []
 
     def delete_folder(self, folder: str) -> None:
-        with reaching(self._root / folder):
-            shutil.rmtree(self._path(folder), ignore_errors=True)
+        with reaching(self._root / folder), contextlib.suppress(RecursionError):  # absurdly deep: it stays
+            path = self._within(folder)
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def delete_empty_folder(self, folder: str) -> None:
+        with reaching(self._root / folder), contextlib.suppress(OSError):
+            self._path(folder).rmdir()
 
     def delete(self, name: str) -> None:
         with reaching(self._root / name), contextlib.suppress(NotADirectoryError):
-            self._path(name).unlink(missing_ok=True)
+            self._within(name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
@@ -176,15 +188,19 @@ class FolderStore:
         Raises:
             CheckpointError: it is no name, or leads through a link.
         """
-        check_name(name)
-        path = self._root
-        for part in name.split("/"):
-            path /= part
-            if path.is_symlink():
-                raise CheckpointError(
-                    f"{path} is a link, and none is followed in a checkpoint store; put the files there"
-                )
+        path = self._within(name)
+        _refuse_link(path)
         return path
+
+    def _within(self, name: str) -> Path:
+        """Like `_path`, but the name itself may be a link."""
+        check_name(name)
+        *folders, last = name.split("/")
+        path = self._root
+        for folder in folders:
+            path /= folder
+            _refuse_link(path)
+        return path / last
 
     def _new_path(self, name: str) -> Path:
         """Like `_path`; makes its folder."""
@@ -280,6 +296,9 @@ class ObjectStore:
             elif self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
 
+    def delete_empty_folder(self, folder: str) -> None:
+        """Does nothing: there are no folders."""
+
     def _check_size(self, name: str, num_bytes: int) -> None:
         if (found := self.size(name)) != num_bytes:
             raise StoreUnreachable(
@@ -337,6 +356,13 @@ def _refuse_long(place: object, size_bytes: int, most_bytes: int) -> None:
     if size_bytes > most_bytes:
         raise CheckpointError(
             f"{place} has {size_bytes} bytes; no such file of yatt has more than {most_bytes}"
+        )
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{path} is a link, and none is followed in a checkpoint store; put the files there"
         )
 
 

@@ -318,3 +318,96 @@ def test_saves_are_still_found(theirs, run):
     Checkpoints(store, 1).adopt(None)
     save(store, run.folder / "policy", iteration=3)
     assert verify(Checkpoints(store, 0), "manifests/00000003.000001.json", lambda _: None).damages == ()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["run_id", "adopted/000001.json", "latest_checkpointed_iteration.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_a_target_with_something_else_in_a_files_place_is_one_sentence(theirs, typed, tmp_path, name, kind):
+    place = tmp_path / "mine" / name
+    place.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+        os.truncate(place, 1 << 40)
+    code, said = typed("ckpt", "copy", theirs, tmp_path / "mine", 2, "--store")
+    if name.startswith("latest"):  # a hint for others; the checkpoint exists without it
+        assert code == 0, said
+        return
+    assert code in (1, 2) and said.count("\n") == 1 and f"{tmp_path}/mine" in said, said
+    assert not list((tmp_path / "mine").rglob("*.safetensors"))
+
+
+def test_an_owner_of_a_megabyte_is_not_repeated(theirs, typed, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run_id").write_text("x" * (1 << 20))
+    code, said = typed("ckpt", "copy", theirs, tmp_path / "mine", 2, "--store")
+    assert (code, "run_id has 1048576 bytes" in said, len(said) < 500) == (1, True, True), said[:500]
+
+
+def test_a_failed_copy_leaves_what_another_is_writing(theirs, tmp_path):
+    source, target = Checkpoints(FolderStore(theirs), 0), tmp_path / "copy"
+    folder = target / source.read(NAME).files[0].path.rpartition("/")[0]
+
+    def tick(_: int) -> None:
+        (folder / ".rank-00099.safetensors.1.0123abcd").touch()
+        raise CheckpointError("now")
+
+    with pytest.raises(CheckpointError, match="now"):
+        copy(source, NAME, FolderStore(target), "copy", tick)
+    assert [path.name for path in folder.iterdir()] == [".rank-00099.safetensors.1.0123abcd"]
+
+
+@pytest.mark.parametrize("what", ["global_step_1", "global_step_0", "save", "manifest"])
+def test_links_do_not_keep_old_checkpoints_from_being_deleted(run, typed, tmp_path, what):
+    from yatt.checkpoint.retention import retain
+    from yatt.config.operation import CheckpointSection
+
+    shutil.copytree(run.run_dir / "checkpoints", tmp_path / "store")
+    store, archive = tmp_path / "store", tmp_path / "archive"
+    save(FolderStore(store), run.folder / "policy", iteration=3)
+    archive.mkdir()
+    (archive / "chapter").write_text("years of work")
+    place = {
+        "manifest": store / "manifests" / "00000001.000001.json",
+        "save": store / "global_step_0" / "000001-0123abcd",
+    }.get(what, store / what)  # fmt: skip
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():  # somebody has moved an old checkpoint to another disk
+        place.rename(archive / place.name)
+        place.symlink_to(archive / place.name)
+    else:
+        place.symlink_to(archive)
+    before = sorted(archive.rglob("*"))
+    code, said = typed("ckpt", "list", store, "--store")
+    assert code == 0 and all(f"\n{number:>9}  " in said for number in (1, 2, 3)), said
+    retain(Checkpoints(FolderStore(store), 2), CheckpointSection(keep=1))
+    assert FolderStore(store).names("manifests") == ["00000003.000001.json"]
+    assert not (store / "global_step_2").exists() and sorted(archive.rglob("*")) == before
+
+
+def test_a_folder_without_end_in_depth_does_not_stop_a_deletion(tmp_path, monkeypatch):
+    store, depth = FolderStore(tmp_path), 2 * sys.getrecursionlimit()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(depth):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(tmp_path)
+    store.delete_folder("d")
+    os.chdir(tmp_path)
+    _remove_chain(depth)
+
+
+def _remove_chain(depth: int) -> None:
+    """Removes what `shutil.rmtree` cannot: folders in one another."""
+    levels = 0
+    while os.path.isdir("d"):
+        os.chdir("d")
+        levels += 1
+    for _ in range(levels):
+        os.chdir("..")
+        os.rmdir("d")
+    assert levels <= depth
