@@ -16,6 +16,7 @@ from yatt.adapters.ledger import known_commit
 from yatt.adapters.patience import is_passing
 from yatt.checkpoint.access import check_access, check_parent, cure_of
 from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.manifest_format import prefix_of
 from yatt.checkpoint.ownership import check_owner
 from yatt.checkpoint.store import folder_of, is_folder, open_store
 from yatt.config.doubts import doubts
@@ -170,7 +171,7 @@ def check_store(config: RunConfig) -> None:
         else:  # a folder that is not mounted must not be made: the launcher waits for it
             check_parent(root)
         check_owner(store, url, config.run.id)
-    except (StoreUnreachable, ConfigError) as error:
+    except (StoreUnreachable, ConfigError, CheckpointError) as error:
         if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
             return  # the address was right when the run was started: the launcher will wait
         if isinstance(error, ConfigError):
@@ -193,8 +194,8 @@ def check_origin(config: RunConfig) -> None:
         )
         names = checkpoints.candidates().of_iteration(origin.iteration)
         faults = _read_faults(checkpoints, names)
-    except StoreUnreachable as error:
-        if error.is_passing and RunPaths(Path(config.run.dir)).config.exists():
+    except (StoreUnreachable, CheckpointError) as error:
+        if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
             return  # as for the run's own store
         raise ConfigError(f"{key}.url: {origin.url} cannot be used from this machine ({error}).") from error
     if not names:
@@ -205,15 +206,20 @@ def check_origin(config: RunConfig) -> None:
 
 
 def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...]) -> list[str]:
-    """Returns why the newest manifests cannot be read, up to the first that can."""
+    """Returns why the newest checkpoints cannot be used, up to the first that can, by their manifests and the
+    names of their files: a request for each file would take minutes in a large one."""
     faults = list[str]()
     for name in names:
         try:
-            checkpoints.read(name)
+            manifest = checkpoints.read(name)
+            there = checkpoints.store.names(prefix_of(manifest)) if manifest.files else ()
         except CheckpointError as error:
             faults.append(str(error))
-        else:
+            continue
+        missing = {file.path.rpartition("/")[2] for file in manifest.files}.difference(there)
+        if not missing:
             break
+        faults.append(f"{name}: {prefix_of(manifest)}/{min(missing)} is missing")
     return faults
 
 

@@ -411,3 +411,17 @@ def _remove_chain(depth: int) -> None:
         os.chdir("..")
         os.rmdir("d")
     assert levels <= depth
+
+
+@pytest.mark.parametrize("harm", ["manifests", "adopted", "global_step_2", "no files"])
+def test_an_origin_with_links_or_without_files_is_the_users_mistake(theirs, run, harm):
+    if harm == "no files":
+        for path in theirs.rglob("*.safetensors"):
+            path.unlink()
+    else:
+        shutil.rmtree(theirs / "global_step_1")
+        (theirs / harm).rename(theirs.parent / "moved")
+        (theirs / harm).symlink_to(theirs.parent / "moved")
+    config = load([run.folder / "run.yaml"], [f"run.from_checkpoint.url={theirs}"])
+    with pytest.raises(ConfigError, match=r"run.from_checkpoint.*(is a link|is missing)"):
+        check_origin(config)
