@@ -22,7 +22,7 @@ STARTED, ENDED, STOP = "started.json", "ended.json", "stop.json"
 COMMITTED = "committed.json"
 """Written by the leader after each commit and after a resume: the newest checkpoint of the attempt."""
 
-_NUMBER = re.compile(r"[0-9]{1,15}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 """Of an attempt. Other names are nobody's: `isdigit` is also true of digits that `int` does not read."""
 
 

@@ -25,6 +25,10 @@ from yatt.checkpoint.pieces import in_files
 from yatt.errors import ConfigError
 from yatt.models.folder import CONFIG, INDEX, SIDE_FILES
 from yatt.models.quantized import exported_config
+from yatt.plain_files import read_plain
+
+MOST_SIDE_BYTES = 1 << 29
+"""Of a file beside the weights; the largest are tokenizers, of some 40 MB."""
 
 FILE_BYTES = 4 << 30
 """Most bytes of the tensors of a file, if no single tensor has more."""
@@ -133,10 +137,14 @@ def check_target(target: Path) -> None:
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
-    """Copies config and tokenizer from one Hugging Face folder to another."""
+    """Copies config and tokenizer from one Hugging Face folder to another.
+
+    Raises:
+        ConfigError: one is no regular file, is too large, or cannot be read.
+    """
     for name in SIDE_FILES:
-        if (source / name).is_file():
-            data = patiently(partial((source / name).read_bytes))
+        data = patiently(partial(read_plain, source / name, MOST_SIDE_BYTES))
+        if data is not None:
             _write(folder / name, exported_config(data) if name == CONFIG else data)
 
 

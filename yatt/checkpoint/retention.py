@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from yatt.adapters.lines import is_number
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.operation import CheckpointSection
 from yatt.core.checkpoint_names import manifest_name
@@ -73,7 +74,7 @@ def metric_values(rows: Iterable[Row], metric: str) -> dict[int, float]:
     for row in rows:
         value: Any = row.get(metric)
         iteration = row.get(STEP)
-        if type(value) in (int, float) and math.isfinite(value) and type(iteration) is int:
+        if is_number(value) and math.isfinite(value) and type(iteration) is int:
             found[iteration] = float(value)
     return found
 

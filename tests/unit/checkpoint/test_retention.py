@@ -57,6 +57,7 @@ def test_a_metric_that_no_row_has_keeps_nothing_and_is_said(store):
 
 def test_a_later_row_of_an_iteration_counts():
     rows = [row(1, 0.5), row(2, True), {"training/global_step": 3}, {"critic/rewards/mean": 4.0}, row(1, 2)]
+    rows += [row(4, 10**400), row(5, -(10**400)), row(6, [1]), row(10**400, "1")]
     assert metric_values(rows, "critic/rewards/mean") == {1: 2.0}
 
 
