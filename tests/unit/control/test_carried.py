@@ -5,6 +5,7 @@ import tracemalloc
 
 import msgspec
 import pytest
+import xxhash
 
 from yatt.checkpoint.store import FolderStore
 from yatt.control.rollouts import carried
@@ -12,6 +13,7 @@ from yatt.control.rollouts.carried import frozen, read_state, write_state
 from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState
 from yatt.core.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError
+from yatt.records.cluster import StateFile
 from yatt.records.message import MediaRef, Turn, pack_floats, pack_ids
 
 
@@ -154,3 +156,15 @@ def test_neither_writing_nor_a_shares_reading_holds_the_whole(store, monkeypatch
     assert files[0].size_bytes > 12_000_000
     assert write_peak < 1_500_000
     assert read_peak < 1_500_000
+
+
+@pytest.mark.parametrize("name", ["next_number", "num_accepted", "num_unfinished"])
+@pytest.mark.parametrize("number", [-1, 1 << 51, (1 << 64) - 1])
+def test_a_header_with_an_impossible_number_is_refused(store, name, number):
+    numbers = {"version": 5, "next_number": 0, "num_accepted": 0, "num_unfinished": 0} | {name: number}
+    data = msgspec.msgpack.encode(numbers)
+    data = len(data).to_bytes(4, "little") + data
+    store.write("x.groups", data)
+    file = StateFile(path="x.groups", size_bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
+    with pytest.raises(CheckpointError, match=rf"x.groups is not what was saved: .*{name}"):
+        read_state(store, [file], shard=0, num_shards=1)

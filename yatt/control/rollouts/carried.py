@@ -18,6 +18,7 @@ from yatt.checkpoint.writing import Streams
 from yatt.control.rollouts.groups import NodeState, PromptGroup
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
+from yatt.records.shards import Count
 
 VERSION = 5
 READABLE = (4, 5)
@@ -30,13 +31,13 @@ _LENGTH_BYTES = 4
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first record of a file."""
+    """The first record of a file. Who starts from a stranger's checkpoint takes `next_number` from it."""
 
     version: int = VERSION
     data: str = ""
-    next_number: int
-    num_accepted: int
-    num_unfinished: int
+    next_number: Count
+    num_accepted: Count
+    num_unfinished: Count
     counters: dict[int, dict[str, int]] = {}
 
 
