@@ -20,6 +20,9 @@ from yatt.checkpoint.store import Store
 from yatt.errors import CheckpointError, StoreTakenOver, StoreUnreachable
 
 HOLDERS = "holders"
+MOST_HOLDER_BYTES = 1 << 14
+"""Of a note; its folder is repeated in messages."""
+
 _NOTE = re.compile(r"([0-9]{6,15})\.([A-Za-z0-9_-]{1,64})\.json")
 
 
@@ -67,7 +70,7 @@ def place_of(store: Store, holder: Holder) -> Place:
     with contextlib.suppress(
         CheckpointError, StoreUnreachable, ValueError, TypeError, KeyError, RecursionError
     ):
-        noted = json.loads(store.read(holder.name))
+        noted = json.loads(store.read(holder.name, most_bytes=MOST_HOLDER_BYTES))
         return Place(str(noted["folder"]), str(noted["host"]))
     return Place("", "")
 

@@ -42,6 +42,9 @@ from yatt.models.folder import ModelFolder
 from yatt.obs.console import duration
 from yatt.printable import printable
 
+MOST_SHOWN = 100
+"""Damaged places of a checkpoint that are printed for people."""
+
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -112,8 +115,10 @@ def _print_verified(found: Verified) -> None:
     commit, count = named_commit(found.name), len(found.damages)
     state = f"DAMAGED in {count} place{'s' if count > 1 else ''}" if count else "whole"
     _print(f"iteration {commit.iteration} of attempt {commit.attempt}: {state} ({size(found.size_bytes)})")
-    for damage in found.damages:
+    for damage in found.damages[:MOST_SHOWN]:
         _print(f"  {damage}")
+    if count > MOST_SHOWN:
+        _print(f"  and {count - MOST_SHOWN} more; --json lists all")
 
 
 def export_checkpoint(

@@ -359,3 +359,26 @@ def test_a_failed_copy_leaves_what_another_is_writing(theirs, tmp_path):
     with pytest.raises(CheckpointError, match="now"):
         copy(source, NAME, FolderStore(target), "copy", tick)
     assert [path.name for path in folder.iterdir()] == [".rank-00099.safetensors.1.0123abcd"]
+
+
+def test_a_thousand_damages_are_not_a_flood(theirs, typed):
+    def add(fields: dict) -> None:
+        empty = first_piece(fields) | {"begin": 0, "size_bytes": 0}
+        empty |= {name: [0] for name in ("global_shape", "global_offset", "local_shape")}
+        first = fields["files"][0]
+        first["tensors"] = [empty | {"key": f"k{number}"} for number in range(1000)]
+
+    rewrite(theirs, add)
+    code, said = typed("ckpt", "verify", theirs, 2, "--store")
+    assert (code, "more; --json lists all" in said, len(said) < 20_000) == (1, True, True), said[-300:]
+
+
+def test_a_holders_note_of_a_megabyte_is_not_repeated(theirs):
+    from yatt.checkpoint.holders import check_held
+    from yatt.errors import StoreTakenOver
+
+    store = FolderStore(theirs)
+    store.write("holders/000009.aaaaaaaaaaaa.json", b'{"host": "h", "folder": "' + b"x" * 900_000 + b'"}')
+    with pytest.raises(StoreTakenOver, match="taken over by another folder") as caught:
+        check_held(store, "000000000000", "r1")
+    assert len(str(caught.value)) < 1000
