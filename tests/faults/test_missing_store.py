@@ -1,7 +1,6 @@
 """A checkpoint folder that is not mounted looks empty: the run waits for it and never starts again from 0."""
 
 import errno
-import io
 import os
 import subprocess
 import threading
@@ -144,7 +143,7 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
     note(paths, 1, STARTED, {"committed": 2})
     publish(paths.attempt(1) / COMMITTED, sealed({"iteration": 9}, 1)[:-4])
     assert known_commit(paths) == (2, 1)
-    opening = io.open
+    opening = os.open
 
     def opened(path, *arguments, **more):
         if str(path).endswith(COMMITTED):
@@ -152,7 +151,7 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
         return opening(path, *arguments, **more)
 
     with monkeypatch.context() as bad_block:
-        bad_block.setattr(io, "open", opened)
+        bad_block.setattr(os, "open", opened)
         with pytest.raises(OSError, match="Input/output error"):
             known_commit(paths)
     (paths.attempt(1) / COMMITTED).unlink()
