@@ -229,6 +229,17 @@ def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(
     assert open_folder(second) == new, "the new folder goes on, however often it is started"
 
 
+def test_a_store_with_an_attempt_that_no_run_has_made_is_not_taken_over(tmp_path) -> None:
+    """A start after it would have a number that no name has, so that its commits would be nobody's."""
+    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    store = claimed_run_store(first, open_folder(first).root, print)
+    store.create("adopted/999999999999999.json", b'{"iteration":0,"attempt":0}')
+    second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
+    with pytest.raises(ConfigError, match="has a record of attempt 999999999999999, which no run has made"):
+        open_folder(second)
+    assert claimed_run_store(first, Path(first.run.dir), print), "the first folder still holds it"
+
+
 def test_a_folder_that_lost_its_id_is_known_by_its_place(tmp_path) -> None:
     first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)

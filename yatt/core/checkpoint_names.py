@@ -11,6 +11,8 @@ from yatt.printable import printable
 
 MANIFESTS, ADOPTED = "manifests", "adopted"
 MOST_NAME_CHARACTERS = 512
+MOST_ATTEMPTS = 10**9
+"""No run has more: a name with a higher number is no start's, and a start after it would have no name."""
 
 _NUMBER = r"(0|[1-9][0-9]{0,14})"
 _STEP_FOLDER = re.compile(rf"global_step_{_NUMBER}")

@@ -22,6 +22,7 @@ from yatt.checkpoint.store import Store
 from yatt.config.changing import changes, is_allowed
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
+from yatt.core.checkpoint_names import MOST_ATTEMPTS
 from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
 from yatt.launch.completed import config_of
 from yatt.launch.folder_wait import FolderWait
@@ -141,16 +142,22 @@ def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
     not know, attempts are numbered from there on.
 
     Raises:
+        ConfigError: the store has a record of an attempt that no run can have made.
         StoreTakenOver: this folder has attempts, and another folder has taken the store over.
         StoreUnreachable: the store does not answer.
     """
-    url = store_url(config, paths.root)
+    url, newest = store_url(config, paths.root), Checkpoints(store, 0).newest_attempt()
+    if newest > MOST_ATTEMPTS:
+        raise ConfigError(
+            f"checkpoint.url: {url} has a record of attempt {newest}, which no run has made. Remove it from "
+            "the store's `adopted` or `manifests`, or name another place."
+        )
     if (before := take_hold(store, paths, config.run.id)) is not None:
         sys.stderr.write(
             f"yatt: {paths.root} takes the checkpoints in {url} over from {before}. If a run is still active "
             "there, it ends at its next checkpoint.\n"
         )
-    if newest := Checkpoints(store, 0).newest_attempt():
+    if newest:
         skip_attempts(paths, newest)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.saved_weights import save, saved_run
+from tests.saved_weights import save
 from yatt.checkpoint.hf_folder import copy_side_files
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.retention import retain
@@ -19,13 +19,6 @@ from yatt.errors import ConfigError
 from yatt.launch.preflight import check_origin
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        return saved_run(tmp_path_factory.mktemp("runs") / "theirs", iterations=(1, 2))
 
 
 @pytest.fixture

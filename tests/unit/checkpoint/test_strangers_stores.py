@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.hostile_manifests import DEEP, sealed_fields
-from tests.saved_weights import save, saved_run
+from tests.saved_weights import save
 from yatt.checkpoint.copying import copy
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import Manifest, manifest_fault, read_manifest
@@ -28,13 +28,6 @@ from yatt.errors import CheckpointError, ConfigError
 from yatt.launch.preflight import check_origin
 
 NAME = "manifests/00000002.000001.json"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        return saved_run(tmp_path_factory.mktemp("runs") / "theirs", iterations=(1, 2))
 
 
 @pytest.fixture
