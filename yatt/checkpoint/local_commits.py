@@ -17,7 +17,7 @@ from yatt.adapters.files import claim, make_within, read_record
 from yatt.adapters.patience import is_passing
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import Manifest, read_manifest, sealed_manifest
-from yatt.core.checkpoint_names import MANIFESTS, manifest_commit
+from yatt.core.checkpoint_names import MANIFESTS, manifest_commit, manifest_name
 from yatt.core.claims import Commit, lineage
 from yatt.errors import CheckpointError, words_of
 from yatt.paths import RunPaths
@@ -104,4 +104,4 @@ class LocalCommits:
                 self._path(commit).unlink(missing_ok=True)
 
     def _path(self, commit: Commit) -> Path:
-        return self._paths.local_commits / f"{commit.iteration:08d}.{commit.attempt:06d}.json"
+        return self._paths.local_commits / manifest_name(commit).rpartition("/")[2]

@@ -14,7 +14,7 @@ from typing import Any
 from yatt.adapters.lines import is_number
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.operation import CheckpointSection
-from yatt.core.checkpoint_names import manifest_name
+from yatt.core.checkpoint_names import manifest_name, step_folder
 from yatt.core.claims import Commit, lineage, refused
 from yatt.core.retention import StoredCommits, superseded
 from yatt.errors import CheckpointError
@@ -133,7 +133,7 @@ def _clear(checkpoints: Checkpoints, iteration: int, stored: StoredCommits, gone
 def _clear_folder(
     checkpoints: Checkpoints, iteration: int, stored: StoredCommits, gone: list[Commit]
 ) -> None:
-    store, folder = checkpoints.store, f"global_step_{iteration}"
+    store, folder = checkpoints.store, step_folder(iteration)
     alive = {*stored.line, *stored.stale}.difference(gone)
     before = {name.rpartition("/")[2]: commit for commit, name in checkpoints.saves(iteration)}
     for name, commit in before.items():
