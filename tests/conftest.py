@@ -3,8 +3,10 @@
 import contextlib
 import hashlib
 import itertools
+import json
 import math
 import os
+import re
 import resource
 import signal
 import socket
@@ -69,8 +71,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """`make quick` stays quick: a run over its limit fails."""
     if not MOST_CPU_S or hasattr(session.config, "workerinput"):
         return
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    used_s = sum(each.ru_utime + each.ru_stime for each in used)
+    used_s = used_cpu_s()
     sys.stdout.write(f"\n{used_s:.0f} of {MOST_CPU_S:.0f} CPU seconds used\n")
     if used_s > MOST_CPU_S:
         sys.stdout.write("too many: mark what is slow, or move it\n")
@@ -83,9 +84,42 @@ DRAW = "YATT_DRAW"
 """Environment variable: seed that draws the long tests. Without it, a run takes a new one and prints it."""
 
 
+LONG_MARK = re.compile(r"\bmark\.(slow|faults|slurm)\b")
+DURATIONS = Path(__file__).with_name("durations.json")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("quick", "long"), help="only the quick tests, or only the long ones")
     parser.addoption("--share", type=float, default=1.0, help="run this share of each module's long tests")
+    parser.addoption("--measure", type=Path, help="append durations to this file")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import modules without a long test for a run of the long ones."""
+    if config.getoption("--part") != "long" or collection_path.suffix != ".py":
+        return None
+    name = f"{collection_path.relative_to(config.rootpath)}"
+    is_quick = name.startswith(QUICK_FOLDERS) and collection_path.name.startswith("test_")
+    return True if is_quick and not LONG_MARK.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measures a test with its set-up: CPU of this process and its ended children, and wall time."""
+    out = item.config.getoption("--measure")
+    cpu_s, wall_s = used_cpu_s(), time.monotonic()
+    result = yield
+    if out:
+        row = [item.nodeid, round(used_cpu_s() - cpu_s, 2), round(time.monotonic() - wall_s, 2)]
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return result
+
+
+def used_cpu_s() -> float:
+    """User and system time of this process and of all its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def pytest_configure() -> None:

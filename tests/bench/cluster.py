@@ -22,7 +22,7 @@ from yatt.adapters.channel import Channel
 from yatt.adapters.collector import collect_rarely
 from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
 from yatt.adapters.files import append_line, make_private, publish, read_or_none
-from yatt.adapters.process import ChildStart, open_log
+from yatt.adapters.process import ChildProgram, ChildStart, open_log
 from yatt.config.load import load_resolved
 from yatt.control.components import build_components
 from yatt.control.controller import Controller
@@ -104,7 +104,9 @@ class SimulatedNode:
         for worker in self.parts.supervisor.workers.values():
             worker.starts = 1
             log = self.node.paths.log(ATTEMPT, worker.name)
-            idle = ChildStart(worker.name, ["/bin/sleep", "600"], env={}, output=open_log(log), log=log)
+            idle = ChildStart(
+                worker.name, ChildProgram(["/bin/sleep", "600"], {}), output=open_log(log), log=log
+            )
             worker.child = await idle.begun
             worker.hello_bytes = self.parts.arbiter.weigh(worker)
             worker.hello.set()

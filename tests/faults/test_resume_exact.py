@@ -25,7 +25,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 8 if int(os.environ.get("YATT_KILLS", "3")) <= 3 else 20
 ITERATIONS = 10 + 7 * NUM_KILLS
-VICTIMS = ("yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader", "everything")
+VICTIMS = (
+    "yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader", "yatt.adapters.nursery",
+    "everything",
+)  # fmt: skip
 
 
 def final_state(run: RunFile) -> dict[str, str]:

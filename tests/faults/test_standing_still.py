@@ -34,7 +34,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
 SETTINGS: dict[str, Any] = {
-    "launch": {"nodes": 2, "reward_processes": 2},
+    "launch": {"nodes": 2, "reward_processes": 2, "nurseries": False},  # forked workers need no interpreter
     "trainer": {"total_iterations": 20},
     "checkpoint": {"save_every": 5},
 }

@@ -134,7 +134,7 @@ def test_every_process_of_a_run_shows_its_stack_also_one_that_hangs_and_holds_th
         before = living(run.run_dir)
         found = stacks(run)
         kinds = {re.split(r"[-.\d]", name)[0] for name in found}
-        assert kinds == {"launcher", "node", "trainer", "rollout", "reward", "uploader"}
+        assert kinds == {"launcher", "node", "trainer", "rollout", "reward", "uploader", "nursery"}
         assert {each["pid"] for each in found.values()} >= before.keys() - {process.pid}
         assert all("most recent call first" in each["text"] for each in found.values()), found
         assert any("in hang_in_c" in each["text"] for each in found.values())

@@ -52,6 +52,12 @@ def bind(cpus: str) -> None:
         sys.stderr.write(f"yatt: not bound to CPUs {cpus}: {error}\n")
 
 
+def ignore_signals_for_controllers() -> None:
+    """Ignores what `scancel --signal=USR2` sends to every process; only a controller handles it."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def become(argv: list[str]) -> NoReturn:
     """Executes the program, with retries after transient errors; else exits with `NOT_STARTED`."""
     until_s = time.monotonic() + LIMIT_S
@@ -73,9 +79,8 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     if int(parent_pid):
         die_with_parent(int(parent_pid))
-    if MARK in os.environ:  # `scancel --signal=USR2` reaches every process; only the controller handles it
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+    if MARK in os.environ:
+        ignore_signals_for_controllers()
     if cpus := os.environ.pop(CPUS, ""):
         bind(cpus)
     become(argv)

@@ -1,4 +1,4 @@
-"""Settings of Python's cyclic garbage collector: rare in a controller, off during large imports."""
+"""Settings of Python's cyclic garbage collector: rare in a controller, off during large imports and ends."""
 
 import contextlib
 import gc
@@ -17,6 +17,22 @@ def collect_rarely() -> None:
     everything."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Context manager for the end of libraries in a process that ends: collections that they ask for do
+    nothing, and no object counts in the interpreter's own at its exit. The kernel takes back the memory.
+
+    vLLM asks for three passes over all objects of its imports; they took 2.1 of 2.2 s of CPU time.
+    """
+    collect, unfreeze = gc.collect, gc.unfreeze
+    gc.collect, gc.unfreeze = lambda *_: 0, lambda: None
+    try:
+        yield
+    finally:
+        gc.collect, gc.unfreeze = collect, unfreeze
+        gc.freeze()
 
 
 @contextlib.contextmanager

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters import bound
+from yatt.adapters.nursery_link import Fork, ForkedProcess, NotForked
 
 TAIL_BYTES = 64 << 10
 END = signal.SIGHUP
@@ -77,9 +78,15 @@ def spawn(
 
 
 def spawn_to(
-    argv: list[str], *, env: Mapping[str, str], output: int, dies_with_us: bool = True
+    argv: list[str],
+    *,
+    env: Mapping[str, str],
+    output: int,
+    dies_with_us: bool = True,
+    pass_fds: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """Starts a child in its own process group, with output to a descriptor.
+    """Starts a child in its own process group, with output to a descriptor. It inherits `pass_fds`, under the
+    same numbers.
 
     The child dies with the calling thread, unless `dies_with_us` is False. The call returns once the child
     has been started, which takes as long as the filesystem of its program hangs; other threads continue.
@@ -93,7 +100,17 @@ def spawn_to(
     return subprocess.Popen(
         [sys.executable, "-P", "-S", bound.__file__, str(parent), *argv],
         env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        pass_fds=pass_fds,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProgram:
+    """What a child executes. It inherits `pass_fds`, under the same numbers."""
+
+    argv: list[str]
+    env: Mapping[str, str]
+    pass_fds: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +118,7 @@ class Child:
     """A started child. `ended` gets its return code in the event loop, once it is reaped."""
 
     name: str
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | ForkedProcess"
     log: Path
     ended: "asyncio.Future[int]"
 
@@ -122,8 +139,11 @@ class ChildStart:
 
     Args:
         output: descriptor of `log`; closed here after the child has ended, which may block.
+        fork: an order to a nursery, which is tried first.
 
     Attributes:
+        pid: of a child that a nursery has forked, from before it is a child of this process.
+        not_forked: why the nursery has not forked it; None without one, or if it has.
         begun: the child; or OSError if it could not be started. Waits as long as the filesystem of its
             program hangs.
         over: done once no process of it runs or will run.
@@ -132,8 +152,12 @@ class ChildStart:
         OSError: EAGAIN, this process cannot start a thread now.
     """
 
-    def __init__(self, name: str, argv: list[str], *, env: Mapping[str, str], output: int, log: Path) -> None:
-        self._name, self._argv, self._env, self._output, self._log = name, argv, env, output, log
+    def __init__(
+        self, name: str, program: ChildProgram, *, output: int, log: Path, fork: Fork | None = None
+    ) -> None:
+        self._name, self._program, self._output, self._log, self._fork = name, program, output, log, fork
+        self.pid: int | None = None
+        self.not_forked: str | None = None
         self._loop = asyncio.get_running_loop()
         self._is_unwanted = False
         self.begun: asyncio.Future[Child] = self._loop.create_future()
@@ -152,6 +176,8 @@ class ChildStart:
             if not self.begun.cancelled() and self.begun.exception() is None:
                 self.begun.result().signal_group(signal.SIGKILL)
             return
+        if self._fork is not None:
+            self._fork.cancel()
         children = Path(f"/proc/self/task/{self._thread.native_id}/children")
         with contextlib.suppress(OSError, ValueError):  # not forked yet, or ended
             os.kill(int(children.read_text()), signal.SIGKILL)
@@ -165,8 +191,11 @@ class ChildStart:
                 os.close(self._output)
 
     def _live_with_child(self) -> None:
+        program = self._program
         try:
-            process = spawn_to(self._argv, env=self._env, output=self._output)
+            process = self._forked() or spawn_to(
+                program.argv, env=program.env, output=self._output, pass_fds=program.pass_fds
+            )
         except Exception as error:  # noqa: BLE001 - passed on to the waiter
             is_os = isinstance(error, OSError)
             self._tell(self._failed, error if is_os else OSError(errno.EINVAL, str(error)))
@@ -178,6 +207,20 @@ class ChildStart:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         if not self._tell(self._reap, child):
             child.process.wait()
+
+    def _forked(self) -> ForkedProcess | None:
+        if self._fork is None:
+            return None
+        try:
+            return self._fork.run(self._program.argv, self._program.env, self._output, self._noted)
+        except NotForked as error:
+            self.pid, self.not_forked = None, str(error)
+        if self._is_unwanted:
+            raise OSError(errno.ECANCELED, "it is not wanted any more")
+        return None
+
+    def _noted(self, pid: int) -> None:
+        self.pid = pid
 
     def _tell(self, callback: Callable[[Any], None], argument: object) -> bool:
         """Schedules a callback in the event loop; returns False if the loop has ended."""

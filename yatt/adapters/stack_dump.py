@@ -33,6 +33,7 @@ MOST_BYTES = 1 << 20
 """Size beyond which the file in memory is emptied after it was read."""
 
 _MARK = "yatt-stack"
+_prepared_with: list[int] = []
 
 
 def answer_stack_requests(run: Path | str, name: str, attempt: int = 0) -> None:
@@ -41,10 +42,19 @@ def answer_stack_requests(run: Path | str, name: str, attempt: int = 0) -> None:
     Args:
         name: of the process, as its log is named.
     """
+    leave_stack_requests()
     with contextlib.suppress(OSError):
         file = os.memfd_create(f"{_MARK}:{run_mark(run)}:{attempt}:{name}"[:240])
         fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
         faulthandler.register(REQUEST, file=file, all_threads=True)
+        _prepared_with.append(file)
+
+
+def leave_stack_requests() -> None:
+    """Takes the preparation back: a forked process is not its parent."""
+    while _prepared_with:
+        faulthandler.unregister(REQUEST)
+        os.close(_prepared_with.pop())
 
 
 def run_mark(run: Path | str) -> str:

@@ -138,6 +138,10 @@ class LaunchSection:
     bind_workers: bool = True
     """Bind engines and trainer ranks to the job's CPUs on their GPUs' NUMA nodes."""
 
+    nurseries: bool = True
+    """Fork workers from a process per node and kind that has imported their libraries. A node so imports them
+    once, and a worker that was killed is back sooner. false: start each worker by itself."""
+
     reward_processes: Annotated[int, COUNT_OR_NONE] = 0
     """Processes per trainer node that run reward functions; 0: one per core, at most 8. A synchronous
     function occupies its process while it runs."""

@@ -111,6 +111,7 @@ class Controller:
             case m.Hello():
                 worker.hello_bytes = self._parts.arbiter.weigh(worker)
                 worker.hello.set()
+                self._parts.supervisor.nurseries.came_up(worker)
                 if worker.role == REWARD:
                     self._parts.rewards.ready(worker)
 

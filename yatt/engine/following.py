@@ -49,8 +49,7 @@ class FollowingWorker(EngineWorker):
                 self._carry_out(order)
             elif follows:
                 self._follow()
-        if self._engine is not None:
-            self._engine.close()
+        self._end_engine()
 
     def _answer(self, body: m.Message) -> m.Message | None:
         if isinstance(body, m.Sample | m.Abort):

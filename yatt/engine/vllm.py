@@ -183,13 +183,10 @@ class VllmEngine:
         """Ends vLLM's executor and its process group; another engine can be built afterwards."""
         if self._llm is None:
             return
-        import gc
-
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         self._llm.engine_core.shutdown()
         self._llm = None
-        gc.collect()
         cleanup_dist_env_and_memory()
         self._exchange.close()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from yatt import clock
+from yatt.adapters.collector import ending
 from yatt.adapters.patience import is_passing
 from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
@@ -84,8 +85,13 @@ class EngineWorker:
                     self._link.send(self.beat())  # a batch may be over: its steps are counted now
             elif self._engine is not None and self._is_awake:
                 self._engine.idle()
+        self._end_engine()
+
+    def _end_engine(self) -> None:
+        """Ends the engine's own processes and groups, before this process ends."""
         if self._engine is not None:
-            self._engine.close()
+            with ending():
+                self._engine.close()
 
     def _carry_out(self, order: Received) -> None:
         """Executes one order and always answers it.

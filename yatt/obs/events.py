@@ -44,6 +44,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "worker.end": {"worker": str, "how": str},
     "worker.failed": {"worker": str, "error": str},
     "worker.delay": {"worker": str, "error": str},
+    "nursery.end": {"nursery": str, "why": str},
     "ckpt.begin": {"iteration": int, "size_bytes": int},
     "ckpt.commit": {"iteration": int, "size_bytes": int},
     "ckpt.skip": {"reason": str},

@@ -82,6 +82,11 @@ def _unfit(event: Event) -> str:
     )
 
 
+def nursery_ended(event: Event) -> str:
+    """The end of a nursery that was needed, which only costs time."""
+    return f"{event['nursery']}: {event['why']}; its workers are started by exec until there is another"
+
+
 _SENTENCES: dict[str, Callable[[Event], str]] = {
     "attempt.resume": _resumed,
     "lease.expire": _expired,
@@ -92,6 +97,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "node.lost": _node_lost,
     "worker.failed": lambda event: f"{event['worker']} failed: {' '.join(str(event['error']).split())}",
     "worker.start": _restarted,
+    "nursery.end": nursery_ended,
     "split.choose": _split,
     "engine.unfit": _unfit,
     "ckpt.commit": _committed,

@@ -17,7 +17,7 @@ from tests.conftest import children_of
 from tests.runs import environment, wait_for
 from tests.standing_still import interpreter_that_stands_still
 from yatt.adapters import bound
-from yatt.adapters.process import END, ChildStart, Identity, open_log, spawn
+from yatt.adapters.process import END, ChildProgram, ChildStart, Identity, open_log, spawn
 
 SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
 
@@ -79,7 +79,9 @@ def test_a_program_that_does_not_exist_is_named(tmp_path):
 
 def started(tmp_path: Path, name: str, code: str) -> ChildStart:
     log = tmp_path / name
-    return ChildStart(name, [sys.executable, "-c", code], env=os.environ, output=open_log(log), log=log)
+    return ChildStart(
+        name, ChildProgram([sys.executable, "-c", code], os.environ), output=open_log(log), log=log
+    )
 
 
 def test_a_childs_end_is_heard_also_when_it_has_ended_before_anybody_listens(tmp_path):
@@ -96,13 +98,13 @@ def test_a_childs_end_is_heard_also_when_it_has_ended_before_anybody_listens(tmp
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from yatt.adapters.process import ChildStart, open_log
+from yatt.adapters.process import ChildStart, ChildProgram, open_log
 
 async def main():
     argv = [sys.argv[1], "-c", sys.argv[3]]
     sys.executable = sys.argv[1]
     log = Path(sys.argv[2])
-    start = ChildStart("child", argv, env=os.environ, output=open_log(log), log=log)
+    start = ChildStart("child", ChildProgram(argv, os.environ), output=open_log(log), log=log)
     if sys.argv[4] == "begun":
         await start.begun
     print("ready", flush=True)
@@ -231,7 +233,7 @@ def test_a_program_that_cannot_be_executed_for_a_while_is_waited_for(tmp_path):
 def test_a_start_that_cannot_even_be_tried_has_failed(tmp_path):
     async def main() -> str:
         log = tmp_path / "log"
-        start = ChildStart("child", ["x"], env={"A": "\0"}, output=open_log(log), log=log)
+        start = ChildStart("child", ChildProgram(["x"], {"A": "\0"}), output=open_log(log), log=log)
         with pytest.raises(OSError, match="null byte") as caught:
             await start.begun
         await start.over

@@ -19,19 +19,17 @@ from typing import Any
 from yatt import clock
 from yatt.adapters import bound
 from yatt.adapters.affinity import own_cpus, shown
-from yatt.adapters.bound import MARK
-from yatt.adapters.interface import interface_of
 from yatt.adapters.patience import is_passing
-from yatt.adapters.process import END, Child, ChildStart, log_tail, open_log
+from yatt.adapters.process import END, Child, ChildProgram, ChildStart, log_tail, open_log
 from yatt.adapters.thread_call import call_in_thread
-from yatt.control.gpus.compiled_code import CompiledCode
+from yatt.control.gpus.nurseries import Nurseries
 from yatt.control.gpus.orphans import OrphanWatch
 from yatt.control.gpus.shared_memory import SharedMemoryWatch
+from yatt.control.gpus.worker_environment import WorkerEnvironment
 from yatt.control.gpus.worker_plan import Worker, planned_workers
 from yatt.control.node import Node
 from yatt.core.exits import describe_exit
-from yatt.core.placement import TRAINER, Slab
-from yatt.core.trainer_environment import trainer_variables
+from yatt.core.placement import Slab
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.events import EventLog
 
@@ -58,7 +56,9 @@ class Supervisor:
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
         self.shared_memory = SharedMemoryWatch(node.scratch, self._groups)
         self.orphans = OrphanWatch(self._groups)
-        self._compiled_code = CompiledCode(node)
+        self._environment = WorkerEnvironment(node)
+        self.nurseries = Nurseries(node, events, self.workers, self._environment, self._open_log)
+        self._beginning: dict[str, ChildStart] = {}
 
     def of(self, role: str, slab: Slab) -> list[Worker]:
         """Returns the workers that hold `slab` when `role` holds it."""
@@ -119,22 +119,30 @@ class Supervisor:
         _LOG.warning("%s cannot be started: %s", worker.name, why)
 
     async def _fork(self, worker: Worker, until_s: float) -> None:
-        log, output = await self._open_log(worker)
+        fork = await self.nurseries.fork_for(worker)
+        log, output = await self._open_log(worker.address)
         if self._closing or worker.is_unwanted:
             os.close(output)
             return
         argv = [sys.executable, "-P", "-m", *worker.argv, "--worker", worker.address]
-        start = ChildStart(worker.name, argv, env=self._environment(worker), output=output, log=log)
+        program = ChildProgram(argv, self._environment.of(worker))
+        start = ChildStart(worker.name, program, output=output, log=log, fork=fork)
+        self._beginning[worker.name] = start
         try:
             worker.child = await self._begun(worker, start, until_s)
         finally:
             if worker.child is None:
                 start.give_up()
                 await asyncio.wait({start.over}, timeout=BEGIN_END_S)
+            del self._beginning[worker.name]
+        if start.not_forked is not None:
+            self.nurseries.not_forked(worker, start.not_forked)
         if child := worker.child:
             child.ended.add_done_callback(partial(self._ended, worker, child))
-            cpus = shown(self._cpus(worker) or own_cpus())
-            self._events.emit("worker.start", worker=worker.address, pid=child.pid, log=str(log), cpus=cpus)
+            self._events.emit(
+                "worker.start", worker=worker.address, pid=child.pid, log=str(log),
+                cpus=shown(self._environment.cpus_of(worker) or own_cpus()), is_forked=start.pid is not None,
+            )  # fmt: skip
             if self._closing or worker.is_unwanted:
                 child.signal_group(signal.SIGKILL)
 
@@ -159,9 +167,8 @@ class Supervisor:
                 )
         return None
 
-    async def _open_log(self, worker: Worker) -> tuple[Path, int]:
-        """Opens the log in the run folder, or in the scratch folder if the run folder does not respond."""
-        name = f"{worker.name}.{worker.starts}"
+    async def _open_log(self, name: str) -> tuple[Path, int]:
+        """Opens a process's log in the run folder, or in the scratch folder if that does not respond."""
         log = self._node.paths.log(self._node.attempt, name)
         try:
             async with asyncio.timeout(LOG_S):
@@ -228,10 +235,11 @@ class Supervisor:
         self._closing = True
         await self.shared_memory.look()
         await self._end_all(grace_s)
+        await self.nurseries.close()
         with contextlib.suppress(OSError):  # no thread is available: the launcher does it
             await self.orphans.close(only_marked=only_marked)
         await self.shared_memory.close()
-        self._compiled_code.close()
+        self._environment.close()
 
     async def _end_all(self, grace_s: float) -> None:
         for number, patience_s in ((END, grace_s), (signal.SIGKILL, 10.0)):
@@ -267,33 +275,14 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _groups(self) -> dict[int, str]:
-        """Returns the process groups of the running workers, with the mark in their environment."""
-        return {w.child.pid: self._mark(w) for w in self.workers.values() if w.child is not None}
-
-    def _mark(self, worker: Worker) -> str:
-        return f"{self._node.local_name}/{worker.address}"
-
-    def _network(self) -> dict[str, str]:
-        """Binds collectives to the interface of the run's address; the site's setting has priority."""
-        name = interface_of(self._node.host)
-        return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
-
-    def _environment(self, worker: Worker) -> dict[str, str]:
-        threads = str(self._node.config.launch.threads_per_worker)
-        env = {**self._network(), **os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        if self._node.device == "cpu":  # freed memory is returned to the kernel, so that the check sees it
-            env["MALLOC_ARENA_MAX"] = "1"
-        elif worker.role == TRAINER:
-            env = {**trainer_variables(self._node.config), **env}
-        env = {**self._compiled_code.variables(), **env}
-        env[MARK] = self._mark(worker)
-        devices = self._node.devices
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML's indices
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[gpu] for gpu in worker.gpus) if devices else ""
-        if cpus := self._cpus(worker):
-            env[bound.CPUS] = ",".join(map(str, sorted(cpus)))
-        return env
-
-    def _cpus(self, worker: Worker) -> frozenset[int]:
-        """Returns the CPUs near its GPUs; none if it is not bound."""
-        return frozenset().union(*(self._node.cpus[gpu] for gpu in worker.gpus if self._node.cpus))
+        """Returns the process groups of running workers, with the mark in their environment: also of those
+        that begin, and of nurseries."""
+        begun = {
+            w.child.pid: self._environment.mark_of(w) for w in self.workers.values() if w.child is not None
+        }
+        beginning = {
+            start.pid: self._environment.mark_of(self.workers[name])
+            for name, start in self._beginning.items()
+            if start.pid is not None
+        }
+        return self.nurseries.marks() | beginning | begun

@@ -1,0 +1,15 @@
+"""What a nursery imports for trainer ranks; see `yatt.adapters.nursery`."""
+
+
+def preload(_kind: str, device: str, _threads: int) -> None:
+    """Imports what a trainer rank imports before its first order.
+
+    Args:
+        device: cpu or cuda; on CUDA nothing here asks the driver for devices.
+    """
+    if device == "cpu":
+        from yatt.trainer import cpu_shim
+
+        cpu_shim.install()
+    import yatt.trainer.device
+    import yatt.trainer.worker  # noqa: F401
