@@ -71,6 +71,7 @@ class SavedScalars(msgspec.Struct, frozen=True, kw_only=True):
         param_groups: scalars of its parameter groups.
         scheduler: of the schedule of learning rates.
         kl_coef: coefficient of the KL penalty; None in older checkpoints.
+        trainer: `model.trainer` of the run.
     """
 
     step: float | None = None
@@ -78,6 +79,7 @@ class SavedScalars(msgspec.Struct, frozen=True, kw_only=True):
     param_groups: Annotated[tuple[Scalars, ...], msgspec.Meta(max_length=1024)] = ()
     scheduler: Scalars = msgspec.field(default_factory=dict)
     kl_coef: float | None = None
+    trainer: Text = "megatron"
 
 
 class _Version(msgspec.Struct, frozen=True):

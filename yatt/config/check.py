@@ -48,6 +48,7 @@ def relations(config: RunConfig) -> list[Fault]:
         *_learning(config),
         *_modes(config),
         *_profile(config),
+        *_rehearsal(config),
     ]
 
 
@@ -382,3 +383,12 @@ def _profile(config: RunConfig) -> Iterator[Fault]:
     need_cuda = [kind for kind in profile.kinds if kind != "torch"]
     if need_cuda and config.launch.device == "cpu":
         yield "profile.kinds", f"{need_cuda[0]} needs CUDA, but launch.device is cpu; write torch."
+
+
+def _rehearsal(config: RunConfig) -> Iterator[Fault]:
+    if config.model.trainer == "scripted" and config.rollout.engine != "scripted":
+        yield (
+            "model.trainer",
+            f"a scripted trainer publishes no weights for rollout.engine: {config.rollout.engine}; write "
+            "rollout.engine: scripted too, or model.trainer: megatron.",
+        )

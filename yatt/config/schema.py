@@ -142,6 +142,10 @@ class ModelSection:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of parameters and activations; the optimizer's main copy is always float32."""
 
+    trainer: Literal["megatron", "scripted"] = "megatron"
+    """What trains the policy. scripted: nothing learns, no GPU and no torch is needed, and everything else is
+    as it will be: rehearse a job on a site with it (docs/slurm.md). It needs rollout.engine: scripted."""
+
     spec: Literal["auto", "te", "torch"] = "auto"
     """Layer implementation: Transformer Engine or plain torch. auto uses te if it can be imported."""
 

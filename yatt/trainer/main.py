@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from yatt.adapters.collector import importing
 from yatt.adapters.log_lines import log_to_stderr
@@ -24,9 +25,15 @@ from yatt.adapters.staged import load_on_node
 from yatt.adapters.worker_link import Heartbeat, WorkerLink
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.run_store import open_run_store
+from yatt.checkpoint.store import Store
+from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, line_of
 from yatt.paths import RunPaths
 from yatt.records import message as m
+
+if TYPE_CHECKING:
+    from yatt.trainer.scripted.rank import ScriptedRank
+    from yatt.trainer.worker import TrainerRank
 
 WAIT_S = 1.0
 Handle = Callable[[m.Message], m.Message]
@@ -42,13 +49,6 @@ def main() -> None:
     run = Path(arguments.run)
     config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
     opened = patiently(partial(open_run_store, config, run))
-    # Heavy imports come after the arguments are checked; Hello reports that the imports are done.
-    with importing():
-        from yatt.trainer.device import prepare_process
-
-        device = prepare_process(config, arguments.local_rank)
-        from yatt.trainer.worker import TrainerRank
-
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
 
     def tick() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
     limit_s = config.launch.phase_timeout_s
     store = PatientStore(opened, limit_s=limit_s, tick=tick, say=say)
-    rank = TrainerRank(config, device, store, tick=tick, say=say)
+    rank = _rank(config, arguments.local_rank, store, tick, say)
     heartbeat = Heartbeat(
         arguments.endpoint,
         worker=arguments.worker,
@@ -78,6 +78,23 @@ def main() -> None:
         heartbeat.stop()
         rank.leave()
         link.close()
+
+
+def _rank(
+    config: RunConfig, local_rank: int, store: Store, tick: Callable[[], None], say: Callable[[str], None]
+) -> "ScriptedRank | TrainerRank":
+    """Returns the rank that executes orders. Heavy imports come after the arguments are checked; Hello
+    reports that they are done."""
+    if config.model.trainer == "scripted":
+        from yatt.trainer.scripted.rank import ScriptedRank
+
+        return ScriptedRank(config, store, tick=tick, say=say)
+    with importing():
+        from yatt.trainer.device import prepare_process
+
+        device = prepare_process(config, local_rank)
+        from yatt.trainer.worker import TrainerRank
+    return TrainerRank(config, device, store, tick=tick, say=say)
 
 
 def serve(link: WorkerLink, handle: Handle) -> None:

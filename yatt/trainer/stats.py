@@ -6,34 +6,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from yatt.core.fact_metrics import fact_metrics
 from yatt.records.message import SampleFact, pack_floats
 
 
 def batch_metrics(facts: Sequence[SampleFact], advantages_F: Tensor) -> dict[str, float]:
-    """Metrics of the rollout batch, from the table of facts.
-
-    `response_length/clip_ratio` counts completions that were cut. verl's counts completions of the maximum
-    length: it includes those that end with their last allowed token, and misses those that were cut earlier
-    because of a long prompt. `critic/score` and `critic/rewards` are both the reward before a KL penalty,
-    which verl subtracts in the second (`algorithm.kl_in: reward`; here it is `actor/reward_kl_penalty`).
+    """Metrics of the rollout batch: `fact_metrics`, and of the advantages.
 
     Args:
         advantages_F: of all completion tokens.
     """
-    lengths = [float(fact.num_completion_tokens) for fact in facts]
-    rewards = [fact.reward for fact in facts]
-    turns = [float(fact.num_turns) for fact in facts]
-    return {
-        **_spread("critic/score", rewards),
-        **_spread("critic/rewards", rewards),
+    return fact_metrics(facts) | {
         "critic/advantages/mean": float(advantages_F.double().mean()),
         "critic/advantages/max": float(advantages_F.max()),
         "critic/advantages/min": float(advantages_F.min()),
-        **_spread("response_length", lengths),
-        "response_length/masked_ratio": sum(fact.is_masked for fact in facts) / len(facts),
-        "response_length/clip_ratio": sum(fact.is_cut for fact in facts) / len(facts),
-        **(_spread("num_turns", turns) if max(turns) > 1 else {}),
-        **_spread("prompt_length", [float(fact.num_prompt_tokens) for fact in facts]),
     }
 
 
@@ -92,12 +78,4 @@ def load_metrics(counts_LE: Tensor) -> dict[str, float]:
         "moe/load/min": float(load_LE.min(1).values.mean()),
         "moe/max_violation": float(load_LE.max()) - 1,
         "moe/idle_experts": float((counts_LE == 0).double().mean()),
-    }
-
-
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {
-        f"{name}/mean": sum(values) / len(values),
-        f"{name}/max": max(values),
-        f"{name}/min": min(values),
     }

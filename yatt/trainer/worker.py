@@ -17,19 +17,11 @@ from torch import nn
 from yatt.adapters.host_segment import plan_path
 from yatt.adapters.model_family import model_of_run
 from yatt.adapters.patience import patiently
-from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.local_first import LocalFirst
-from yatt.checkpoint.local_store import LocalStore
-from yatt.checkpoint.local_tier import LocalTier
-from yatt.checkpoint.manifest import Checkpoints
+from yatt.checkpoint.local_first import Ranges
 from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.ownership import owner_of
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.store import Store, open_store
+from yatt.checkpoint.store import Store
 from yatt.config.schema import RunConfig
-from yatt.core.checkpoint_names import named_commit
-from yatt.errors import CheckpointError, StoreUnreachable, WorkerFailed
-from yatt.paths import RunPaths
+from yatt.errors import WorkerFailed
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
 from yatt.trainer.hf_folder import copy_side_files, export_hf
@@ -41,6 +33,7 @@ from yatt.trainer.probe import MeasuredRounding, probe_logprobs
 from yatt.trainer.profile import profiler_of
 from yatt.trainer.publish import Weights
 from yatt.trainer.ranks import Meeting
+from yatt.trainer.restoring import CheckpointSource
 from yatt.trainer.routes import Routes
 from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
 from yatt.trainer.update import KlCoefficient, Learner, sequence_cut, train_iteration
@@ -69,8 +62,8 @@ class TrainerRank:
     def __init__(
         self, config: RunConfig, device: torch.device, store: Store, *, tick: Tick, say: Callable[[str], None]
     ) -> None:
-        self._config, self._device, self._store = config, device, store
-        self._tick, self._say = tick, say
+        self._config, self._device, self._tick = config, device, tick
+        self._source = CheckpointSource(config, store, tick=tick, say=say)
         self._meeting, self._rounding = Meeting(config, device), MeasuredRounding()
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
@@ -156,47 +149,16 @@ class TrainerRank:
         return m.Built(host_bytes=host.host_bytes)
 
     def _restore(self, order: m.Restore) -> m.Message:
-        """Restores a checkpoint. A damaged one is reported in the answer, and the leader tries an older one.
+        """Restores a checkpoint; see `CheckpointSource.restored`."""
+        return self._source.restored(order, partial(self._fill, order))
 
-        Raises:
-            StoreUnreachable: the store has no `run_id` on this node either, so it is not mounted here.
-        """
-        store = self._origin() if order.is_origin else self._store
-        local: LocalFirst | LocalStore | None = None
-        try:
-            fill = restore_weights if order.weights_only else restore
-            opened = partial(LocalTier.of, self._config)
-            if order.is_local:
-                manifest, local = self._local_commit(order.checkpoint), LocalStore(opened)
-            else:
-                manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
-                if self._config.checkpoint.local_dir and not order.is_origin:
-                    local = LocalFirst(store, opened, manifest.files)
-            with self._ready.host.present(STATE):
-                fill(self._policy, local or store, manifest, self._tick)
-            self._ready.host.changed(0 if order.weights_only else manifest.iteration)
-            if not order.weights_only and self._config.algorithm.kl_target:
-                self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
-        except CheckpointError as error:
-            if not (order.is_local or owner_of(store)):
-                raise StoreUnreachable(
-                    f"{error}; this node sees no run_id in the checkpoint store either: is it mounted here?"
-                ) from error
-            return m.Restored(fault=str(error))
-        return m.Restored(local_bytes=local.local_bytes if local is not None else 0)
-
-    def _local_commit(self, name: str) -> Manifest:
-        """Reads the record of a local commit from the run folder."""
-        commits = LocalCommits(RunPaths(Path(self._config.run.dir)), self._config.run.id)
-        return patiently(partial(commits.read, named_commit(name)))[0]
-
-    def _origin(self) -> Store:
-        """The store of the run from which this run starts."""
-        origin = self._config.run.from_checkpoint
-        stall_s = self._config.checkpoint.stall_s
-        opened = patiently(partial(open_store, origin.url, origin.storage_options, stall_s))
-        limit_s = self._config.launch.phase_timeout_s
-        return PatientStore(opened, limit_s=limit_s, tick=self._tick, say=self._say)
+    def _fill(self, order: m.Restore, ranges: Ranges, manifest: Manifest) -> None:
+        fill = restore_weights if order.weights_only else restore
+        with self._ready.host.present(STATE):
+            fill(self._policy, ranges, manifest, self._tick)
+        self._ready.host.changed(0 if order.weights_only else manifest.iteration)
+        if not order.weights_only and self._config.algorithm.kl_target:
+            self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
 
     def _wake(self, _: m.Wake) -> m.Message:
         if self._built is not None:

@@ -57,19 +57,20 @@ class Kind:
 
 
 ENGINES = ("yatt.rollout", "yatt.genrm")
+LIGHT = ("yatt.reward", "yatt.uploader", "yatt.trainer", *ENGINES)
 KINDS = {
     "trainer": Kind("trainer", ("yatt.trainer",), "yatt.trainer.preload", is_restarted=False),
     "vllm": Kind("vllm", ENGINES, "yatt.engine.preload"),
     "transformers": Kind("transformers", ENGINES, "yatt.engine.preload"),
-    "scripted": Kind("scripted", ("yatt.reward", "yatt.uploader", *ENGINES), "yatt.engine.preload"),
+    "scripted": Kind("scripted", LIGHT, "yatt.engine.preload"),
 }
-"""By name. Reward processes and uploaders import little, as do engines that follow a script."""
+"""By name. Reward processes and uploaders import little, as do engines and ranks that follow a script."""
 
 
 def kind_of(worker: Worker, config: RunConfig) -> Kind | None:
     """Returns what a worker imports; None if no nursery serves it."""
     if worker.role == TRAINER:
-        name = "trainer"
+        name = "scripted" if config.model.trainer == "scripted" else "trainer"
     elif worker.is_engine:
         genrm = worker.role.partition(":")[2]
         wanted = next((each.engine for each in config.genrms if each.name == genrm), config.rollout.engine)

@@ -1,0 +1,1 @@
+"""Trainer ranks that follow a script instead of training a model."""

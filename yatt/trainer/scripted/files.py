@@ -1,0 +1,114 @@
+"""What scripted ranks read and write: the state in a checkpoint, and a Hugging Face folder."""
+
+import itertools
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from yatt.checkpoint.hf_folder import FolderTensor, FolderWriter, copy_side_files
+from yatt.checkpoint.local_first import Ranges
+from yatt.checkpoint.manifest_format import Manifest
+from yatt.checkpoint.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
+from yatt.config.schema import ModelSection
+from yatt.errors import CheckpointError
+from yatt.models.rows import WeightRow
+from yatt.models.spans import row_spans
+from yatt.models.tensors import hf_shapes
+from yatt.trainer.scripted.state import MAIN, MODEL, MOMENTS, elements, state_in
+
+
+def saved_state(ranges: Ranges, manifest: Manifest, rows: list[WeightRow], tick: Callable[[], None]) -> bytes:
+    """Reads the saved pieces of these rows, and returns the one state that they show.
+
+    Raises:
+        CheckpointError: they are damaged or incomplete, show several states, or are of a real trainer.
+    """
+    shapes = {row.name: row.full_shape for row in rows}
+    state: bytes | None = None
+    later: list[tuple[str, str, int, bytes]] = []
+    missing = {f"{MOMENTS[0]}.{name}": math.prod(shape) for name, shape in shapes.items()}
+    for file in manifest.files:
+        pieces = [piece for piece in file.tensors if piece.key.partition(".")[2] in shapes]
+        for piece in pieces:
+            (data,) = ranges.read_ranges(file.path, [(piece.begin, piece.begin + piece.size_bytes)])
+            check_piece(file, piece, data)
+            first = _flat_index(piece.global_offset, piece.global_shape)
+            found = state_in(piece.key, piece.dtype, first, data)
+            state = found if state is None else state
+            later.append((piece.key, piece.dtype, first, data))
+            if piece.key in missing:
+                missing[piece.key] -= math.prod(piece.local_shape)
+            tick()
+            if state is not None:
+                _check_content(state, later, file.path)
+                later.clear()
+    if state is None:
+        raise CheckpointError(
+            f"checkpoint {manifest.iteration} is not of a run with model.trainer: scripted, and such a run "
+            "can restore no other"
+        )
+    if lacking := [key for key, number in missing.items() if number]:
+        raise CheckpointError(f"checkpoint {manifest.iteration} lacks elements of {lacking[0]}")
+    return state
+
+
+def write_folder(
+    folder: Path, section: ModelSection, rows: Sequence[WeightRow], state: bytes, tick: Callable[[], None]
+) -> None:
+    """Writes all weights as a Hugging Face folder; each file appears whole. Can be repeated.
+
+    Raises:
+        ConfigError: a file beside the model's weights cannot be copied.
+        OSError: the folder cannot be written.
+    """
+    dtype = section.dtype
+    key = MODEL if dtype != "float32" else MAIN
+    folder.mkdir(exist_ok=True)  # no parents: do not recreate a removed run folder
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        tensors = [
+            FolderTensor(name=name, dtype=SAFETENSORS_NAMES[dtype], shape=shape)
+            for row in rows
+            for name, shape in hf_shapes(row).items()
+        ]
+        writer = FolderWriter(made, tensors)
+        try:
+            for row in rows:
+                _write_row(writer, row, f"{key}.{row.name}", dtype, state)
+                tick()
+            writer.finish()
+        finally:
+            writer.close()
+        copy_side_files(Path(section.path), made)
+        for path in made.iterdir():
+            os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _write_row(writer: FolderWriter, row: WeightRow, key: str, dtype: str, state: bytes) -> None:
+    width, item = row.width or 1, ITEM_BYTES[dtype]
+    for span in row_spans(row):
+        at = span.first * width * item
+        for block in elements(key, dtype, state, span.begin * width, span.num_rows * width):
+            writer.write(span.name, at, block)
+            at += len(block)
+
+
+def _check_content(state: bytes, found: list[tuple[str, str, int, bytes]], path: str) -> None:
+    for key, dtype, first, data in found:
+        at = 0
+        for block in elements(key, dtype, state, first, len(data) // ITEM_BYTES[dtype]):
+            if data[at : at + len(block)] != block:
+                raise CheckpointError(
+                    f"{path}: {key} is not of the state that other tensors of the checkpoint are of"
+                )
+            at += len(block)
+
+
+def _flat_index(offset: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    strides = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)][::-1]
+    return sum(a * b for a, b in zip(offset, strides, strict=True))
