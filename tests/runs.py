@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -28,6 +28,9 @@ LOADED = 3
 @dataclass
 class RunFile:
     """A small run; `settings` are section -> key -> value, laid over the defaults below."""
+
+    trainer: ClassVar[str] = "megatron"
+    """`model.trainer` of runs with scripted engines, unless their settings name one."""
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
@@ -105,6 +108,8 @@ class RunFile:
                 config.setdefault(section, {}).update(values)
             else:
                 config[section] = values
+        if config["rollout"]["engine"] == "scripted":
+            config["model"].setdefault("trainer", self.trainer)
         return config
 
 

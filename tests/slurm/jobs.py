@@ -1,6 +1,8 @@
 """Submitted runs for tests: the command as a user types it, on a real cluster, and what must hold after each.
 
-The run: 2 trainer nodes and 2 engine nodes, a tiny policy, the scripted engine, deterministic.
+The run: 2 trainer nodes and 2 engine nodes, a tiny policy, deterministic. Trainer and engine follow a script,
+since the subject is Slurm: every sample decides all of the state (adr/0073), and a start costs no imports of
+torch. `test_forms.py` has the real trainer.
 """
 
 import hashlib
@@ -29,6 +31,7 @@ HET = {
     "launch": {"nodes": 4, "node_silence_s": 6.0},
     "placement": {"mode": "disaggregated", "trainer_nodes": 2},
     "trainer": {"total_iterations": ITERATIONS},
+    "model": {"trainer": "scripted"},
 }
 
 
