@@ -36,7 +36,8 @@ test: quick long
 # Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
 # next group of tests; tests/conftest.py defines the groups.
 long: setup slurm newer-slurm
-	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --share $(SHARE) --durations 60 --durations-min 8
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --share $(SHARE) --durations 60 --durations-min 8 \
+	  $(if $(MEASURE),--measure $(MEASURE))
 
 # Generate docs/configuration.md and the schemas for editors from the config classes.
 docs: setup

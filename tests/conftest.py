@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.durations import read_durations
 from yatt.engine.environment import choose_device, prepare
 
 # Workers are started without the working directory on their path; those of tests are modules of `tests`.
@@ -51,15 +53,36 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal tests one by one to whoever is free, those of some modules together."""
+    """Deal tests one by one to whoever is free, those of some modules together, in the order of the items."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if path.endswith(TOGETHER) else nodeid
+            return dealt_with(nodeid)
 
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
+
+
+def dealt_with(nodeid: str) -> str:
+    """Name of the tests that are dealt together with this one: its module, or only itself."""
+    path = nodeid.partition("::")[0]
+    return path if path.endswith(TOGETHER) else nodeid
+
+
+NEW_S = 30.0
+"""What is assumed of a test that was never measured."""
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Sorts by measured durations: a long test that begins last runs alone at the end."""
+    known = read_durations()
+    total_s: Counter[str] = Counter()
+    for item in items:
+        module, _, test = item.nodeid.partition("::")
+        _, wall_s = known.get(module, {}).get(test, (0.0, 0.0 if is_quick(item) else NEW_S))
+        total_s[dealt_with(item.nodeid)] += wall_s
+    return sorted(items, key=lambda item: -total_s[dealt_with(item.nodeid)])
 
 
 MOST_CPU_S = float(os.environ.get("YATT_MOST_CPU_S", "0"))
@@ -152,7 +175,7 @@ def drawn(items: list[pytest.Item], share: float) -> set[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses the part; puts the longest test first, or it runs alone at the end."""
+    """Chooses the part, and puts the longest tests first."""
     part, share = config.getoption("--part"), config.getoption("--share")
     quick = {item for item in items if is_quick(item)}
     kept = quick if part != "long" else set[pytest.Item]()
@@ -160,9 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = kept | drawn([item for item in items if item not in quick], share)
     left_out = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted(
-        (item for item in items if item in kept), key=lambda item: "test_soak" not in item.nodeid
-    )
+    items[:] = longest_first([item for item in items if item in kept])
 
 
 def children_of(pid: int) -> set[int]:
@@ -190,6 +211,7 @@ def no_child_left_behind() -> Iterator[None]:
         b"multiprocessing.forkserver",
         b"torch._inductor",
         b"moto.server",
+        b"tests.nursery.trainer",
     )
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands
 

@@ -28,7 +28,17 @@ def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def reference(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the run of `tests.slurm.jobs` comes to when nothing happens to it."""
-    run = SubmittedRun(running_cluster, tmp_path_factory.mktemp("reference"))
+    return undisturbed(SubmittedRun(running_cluster, tmp_path_factory.mktemp("reference")))
+
+
+@pytest.fixture(scope="session")
+def real_reference(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same with the real trainer."""
+    real = {"model": {"trainer": "megatron"}}
+    return undisturbed(SubmittedRun(running_cluster, tmp_path_factory.mktemp("real"), real))
+
+
+def undisturbed(run: SubmittedRun) -> dict[str, Any]:
     job_id = run.submit()
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tests.integration.trainer.program import VOCAB
+from tests.nursery.worlds import ForkedRank, fork_rank
+from tests.runs import ROOT
 
 PROGRAM = Path(__file__).with_name("program.py")
 TIMEOUT_S = 600
@@ -88,22 +90,29 @@ def child_environment() -> dict[str, str]:
 
 
 def run_world(
-    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S, program: Path = PROGRAM
-) -> dict[str, Job]:
-    """Run jobs in `world_size` processes; every process started is waited for."""
+    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S, program: Path = PROGRAM,
+    *, is_forked: bool = True,
+) -> dict[str, Job]:  # fmt: skip
+    """Run jobs in `world_size` processes; every process started is waited for.
+
+    Args:
+        is_forked: from one that has imported megatron-core; not where the subject is a process's memory.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     environment = child_environment()
     logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(folder), str(rank), str(world_size)],
-            env=environment,
-            stdout=logs[rank],
-            stderr=subprocess.STDOUT,
+    module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
+
+    def started(rank: int) -> "ForkedRank | subprocess.Popen[bytes]":
+        words, output = [str(folder), str(rank), str(world_size)], logs[rank].fileno()
+        if is_forked:
+            return fork_rank(module, words, environment, output)
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words], env=environment, stdout=output, stderr=output
         )
-        for rank in range(world_size)
-    ]
+
+    processes = [started(rank) for rank in range(world_size)]
     try:
         codes = [process.wait(timeout_s) for process in processes]
     finally:

@@ -59,7 +59,7 @@ def done(request, tmp_path_factory):
     for kind in MODULES:
         model = make_model(folder / kind, kind, num_hidden_layers=NUM_LAYERS, **TINY[kind])
         jobs += jobs_of(f"{kind}-", model, layout, dict(settings_of(kind)))
-    return run_world(folder / "jobs", request.param, jobs)
+    return run_world(folder / "jobs", request.param, jobs, is_forked=False)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -74,4 +74,5 @@ def test_what_is_computed_again_has_the_same_gradient_and_is_not_kept(done, kind
 def test_attention_computed_again_keeps_no_gathered_keys(tmp_path):
     model = make_model(tmp_path / "model", DENSE, num_hidden_layers=NUM_LAYERS, **TINY[DENSE])
     settings = {"attention": {"recompute": "selective", "recompute_modules": ["core_attn"]}}
-    assert_same_with_less(run_world(tmp_path / "world", 2, jobs_of("", model, {CP: 2}, settings)))
+    jobs = jobs_of("", model, {CP: 2}, settings)
+    assert_same_with_less(run_world(tmp_path / "world", 2, jobs, is_forked=False))

@@ -1,0 +1,52 @@
+"""How long each test takes. `python -m tests.durations MEASURED...` takes over what `pytest --measure` wrote.
+
+`tests/durations.json` maps each module to its tests, and each test to CPU seconds (of its process and all
+ended children) and wall seconds, set-up included. All long tests are in it, and quick ones from 0.1 s of CPU
+on. Measure a whole run on a quiet machine:
+
+    make long MEASURE=measured.jsonl && python -m tests.durations measured.jsonl
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+FILE = Path(__file__).with_name("durations.json")
+LEAST_CPU_S = 0.1
+Durations = dict[str, dict[str, tuple[float, float]]]
+
+
+def read_durations(file: Path = FILE) -> Durations:
+    """CPU and wall seconds, by module and test."""
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def merged(known: Durations, rows: Iterable[tuple[str, float, float]]) -> Durations:
+    """What is known with newer rows of test, CPU and wall; a module that was measured is replaced whole."""
+    newer: Durations = {}
+    for name, cpu_s, wall_s in rows:
+        module, _, test = name.partition("::")
+        is_quick = module.startswith(("tests/unit/", "tests/protocol/", "tests/property/"))
+        if cpu_s >= LEAST_CPU_S or not is_quick:
+            newer.setdefault(module, {})[test] = round(cpu_s, 1), round(wall_s, 1)
+    return known | newer
+
+
+def written(durations: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
+    """One line a test, so that a change shows what has changed."""
+    modules = []
+    for module, tests in sorted(durations.items()):
+        lines = [f"  {json.dumps(test)}: {json.dumps(list(taken))}" for test, taken in sorted(tests.items())]
+        modules.append(f"{json.dumps(module)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(modules) + "\n}\n"
+
+
+def main(files: list[str]) -> None:
+    rows = [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
+    durations = {m: t for m, t in merged(read_durations(), rows).items() if Path(m).exists()}
+    FILE.write_text(written(durations))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
