@@ -216,6 +216,8 @@ class Nurseries:
             why = answer.removeprefix(REFUSED).decode(errors="replace") or why
         except OSError as error:
             why = error.strerror or str(error)
+        finally:  # not before: the event loop would take the next socket with its number for this one
+            nursery.link.close()
         if self._open.get(kind.name) is nursery:  # else it was ended on purpose
             self._drop(kind, why)
 
@@ -258,7 +260,8 @@ class Nurseries:
             nursery.settled.set_result(None)
         if nursery.start is not None:
             nursery.start.give_up()
-        nursery.link.close()
+        with contextlib.suppress(OSError):  # closed
+            nursery.link.shutdown(socket.SHUT_RDWR)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

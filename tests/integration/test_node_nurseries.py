@@ -1,0 +1,106 @@
+"""The nurseries of one controller: the end of one does no harm to it, nor to other nurseries."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import LOADED, environment
+from tests.unit.core.test_placement import config
+from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
+from yatt.control.gpus.nurseries import KINDS, Kind
+from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.worker_plan import Worker, planned_workers
+from yatt.control.node import Node
+from yatt.core.placement import ROLLOUT, place
+from yatt.obs.events import EventLog
+from yatt.paths import RunPaths
+
+START_S = 60.0 * LOADED
+
+
+@pytest.fixture(autouse=True)
+def subreaper() -> Iterator[None]:
+    adopt_orphans()
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class Scene:
+    """A node with two engines, whose nursery imports what `tests.nursery.preload` says."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, planted: str = "", **launch: Any) -> None:
+        for name, value in (environment() | {"PLANTED": planted}).items():
+            monkeypatch.setenv(name, value)
+        kind = Kind("scripted", ("tests.nursery",), "tests.nursery.preload")
+        monkeypatch.setitem(KINDS, "scripted", kind)
+        run = config(1, 2, 0, 0)
+        run = replace(
+            run, rollout=replace(run.rollout, engine="scripted"), launch=replace(run.launch, **launch)
+        )
+        node = Node(
+            config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1",
+            device="cpu",
+        )  # fmt: skip
+        node.paths.log(1, "x").parent.mkdir(parents=True)
+        self.told: list[str] = []
+        monkeypatch.setattr(
+            "yatt.control.gpus.supervisor.planned_workers",
+            lambda node: [replace(w, argv=("tests.nursery", *w.argv[1:])) for w in planned_workers(node)],
+        )
+        self.supervisor = Supervisor(
+            node, EventLog(attempt=1, node=0, role="controller", sink=self.told.append)
+        )
+        self.engines = [w for w in self.supervisor.workers.values() if w.role == ROLLOUT]
+
+        self.nurseries = self.supervisor.nurseries
+
+    async def order(self, worker: Worker) -> None:
+        """Waits for the nursery, as for a start that is then abandoned."""
+        fork = await self.nurseries.fork_for(worker)
+        assert fork is not None
+        fork._ours.close()
+        fork._theirs.close()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in map(json.loads, self.told) if event["kind"] == kind]
+
+
+@contextlib.asynccontextmanager
+async def scene(*words: Any, **named: Any) -> AsyncIterator[Scene]:
+    made = Scene(*words, **named)
+    try:
+        yield made
+    finally:
+        await made.supervisor.close(1.0)
+
+
+def test_descriptors_of_a_nursery_that_is_ended_can_be_used_again(tmp_path, monkeypatch) -> None:
+    """The event loop must not take a later socket for the one of the nursery."""
+
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch) as node:
+            first, _ = node.engines
+            await node.order(first)
+            node.nurseries.not_forked(first, "a test says so")
+            pairs, loop = [socket.socketpair() for _ in range(4)], asyncio.get_running_loop()
+            try:
+                for ours, theirs in pairs:
+                    ours.setblocking(False)
+                    reading = asyncio.ensure_future(loop.sock_recv(ours, 1))
+                    await asyncio.sleep(0.01)
+                    theirs.send(b"x")
+                    assert await asyncio.wait_for(reading, 5.0 * LOADED) == b"x"
+            finally:
+                for each in pairs:
+                    for end in each:
+                        end.close()
+
+    asyncio.run(main())
