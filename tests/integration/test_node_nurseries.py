@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import LOADED, environment
+from tests.runs import LOADED, environment, kill
 from tests.unit.core.test_placement import config
 from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
 from yatt.control.gpus.nurseries import KINDS, Kind
@@ -69,6 +70,15 @@ class Scene:
         fork._ours.close()
         fork._theirs.close()
 
+    def pids(self) -> list[int]:
+        """The processes of nurseries that are in use."""
+        return list(self.nurseries.marks())
+
+    async def told_of(self, kind: str, number: int) -> None:
+        async with asyncio.timeout(START_S):
+            while len(self.events(kind)) < number:
+                await asyncio.sleep(0.01)
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in map(json.loads, self.told) if event["kind"] == kind]
 
@@ -102,5 +112,23 @@ def test_descriptors_of_a_nursery_that_is_ended_can_be_used_again(tmp_path, monk
                 for each in pairs:
                     for end in each:
                         end.close()
+
+    asyncio.run(main())
+
+
+def test_a_start_that_is_abandoned_does_not_end_the_nursery(tmp_path, monkeypatch) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch) as node:
+            first, _ = node.engines
+            await node.order(first)
+            (pid,) = node.pids()
+            assert kill(pid, signal.SIGSTOP)  # it is slow
+            starting = asyncio.ensure_future(node.supervisor.start(first))
+            await asyncio.sleep(0.3)
+            first.is_unwanted = True
+            await starting
+            assert kill(pid, signal.SIGCONT)
+            await node.order(first)
+            assert node.pids() == [pid] and not node.events("nursery.end")
 
     asyncio.run(main())

@@ -143,7 +143,8 @@ class ChildStart:
 
     Attributes:
         pid: of a child that a nursery has forked, from before it is a child of this process.
-        not_forked: why the nursery has not forked it; None without one, or if it has.
+        not_forked: why the nursery has not forked it; None without one, if it has, or if `give_up` was called
+            before.
         begun: the child; or OSError if it could not be started. Waits as long as the filesystem of its
             program hangs.
         over: done once no process of it runs or will run.
@@ -214,9 +215,10 @@ class ChildStart:
         try:
             return self._fork.run(self._program.argv, self._program.env, self._output, self._noted)
         except NotForked as error:
-            self.pid, self.not_forked = None, str(error)
-        if self._is_unwanted:
-            raise OSError(errno.ECANCELED, "it is not wanted any more")
+            self.pid = None
+            if self._is_unwanted:  # which says nothing about the nursery
+                raise OSError(errno.ECANCELED, "it is not wanted any more") from error
+            self.not_forked = str(error)
         return None
 
     def _noted(self, pid: int) -> None:
