@@ -15,6 +15,7 @@ import pytest
 
 from tests.runs import LOADED, environment, kill
 from tests.unit.core.test_placement import config
+from yatt.adapters.nursery_link import Fork
 from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
 from yatt.control.gpus.nurseries import KINDS, Kind
 from yatt.control.gpus.supervisor import Supervisor
@@ -63,12 +64,13 @@ class Scene:
 
         self.nurseries = self.supervisor.nurseries
 
-    async def order(self, worker: Worker) -> None:
+    async def order(self, worker: Worker) -> Fork:
         """Waits for the nursery, as for a start that is then abandoned."""
         fork = await self.nurseries.fork_for(worker)
         assert fork is not None
         fork._ours.close()
         fork._theirs.close()
+        return fork
 
     def pids(self) -> list[int]:
         """The processes of nurseries that are in use."""
@@ -98,8 +100,8 @@ def test_descriptors_of_a_nursery_that_is_ended_can_be_used_again(tmp_path, monk
     async def main() -> None:
         async with scene(tmp_path, monkeypatch) as node:
             first, _ = node.engines
-            await node.order(first)
-            node.nurseries.not_forked(first, "a test says so")
+            fork = await node.order(first)
+            node.nurseries.not_forked(first, fork, "a test says so")
             pairs, loop = [socket.socketpair() for _ in range(4)], asyncio.get_running_loop()
             try:
                 for ours, theirs in pairs:
@@ -130,5 +132,32 @@ def test_a_start_that_is_abandoned_does_not_end_the_nursery(tmp_path, monkeypatc
             assert kill(pid, signal.SIGCONT)
             await node.order(first)
             assert node.pids() == [pid] and not node.events("nursery.end")
+
+    asyncio.run(main())
+
+
+def test_a_start_that_an_ended_nursery_refuses_does_not_end_the_next_one(tmp_path, monkeypatch) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch) as node:
+            first, second = node.engines
+            await node.order(first)
+            may_go_on, open_log = asyncio.Event(), node.supervisor._open_log
+
+            async def slowly(name: str) -> tuple[Path, int]:
+                await may_go_on.wait()
+                return await open_log(name)
+
+            monkeypatch.setattr(node.supervisor, "_open_log", slowly)
+            starting = asyncio.ensure_future(node.supervisor.start(second))  # with an order to the first one
+            await asyncio.sleep(0.1)
+            assert kill(node.pids()[0])
+            await node.told_of("nursery.end", 1)
+            await node.order(first)
+            may_go_on.set()
+            await starting
+            assert [e["is_forked"] for e in node.events("worker.start")] == [False]
+            assert len(node.events("nursery.end")) == 1
+            await node.order(first)
+            assert len(node.events("nursery.ready")) == 2, "the second nursery goes on"
 
     asyncio.run(main())

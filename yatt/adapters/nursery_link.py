@@ -89,7 +89,7 @@ class Fork:
     """
 
     def __init__(self, link: socket.socket) -> None:
-        self._link = link
+        self.link = link
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def run(
@@ -138,7 +138,7 @@ class Fork:
                     owner=os.getpid(),
                 )
                 os.pwrite(order, msgspec.msgpack.encode(wanted), 0)
-                socket.send_fds(self._link, [FORK], [order, output, self._theirs.fileno()])
+                socket.send_fds(self.link, [FORK], [order, output, self._theirs.fileno()])
         finally:
             os.close(order)
 

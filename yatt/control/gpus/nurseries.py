@@ -150,10 +150,12 @@ class Nurseries:
         elif all(w.hello.is_set() for w in self.workers.values() if self._kinds[w.name] is kind):
             self._drop(kind, "")
 
-    def not_forked(self, worker: Worker, why: str) -> None:
+    def not_forked(self, worker: Worker, fork: Fork, why: str) -> None:
         """Notes that a nursery that was ready has not forked this worker: it is ended, and later replaced."""
         kind = self._kinds.get(worker.name)
-        if kind is not None:
+        if kind is None or kind.name not in self._open:
+            return
+        if fork.link is self._open[kind.name].link:  # else it is over, and there is another one
             self._drop(kind, why)
 
     def marks(self) -> dict[int, str]:

@@ -135,8 +135,8 @@ class Supervisor:
                 start.give_up()
                 await asyncio.wait({start.over}, timeout=BEGIN_END_S)
             del self._beginning[worker.name]
-        if start.not_forked is not None:
-            self.nurseries.not_forked(worker, start.not_forked)
+        if fork is not None and start.not_forked is not None:
+            self.nurseries.not_forked(worker, fork, start.not_forked)
         if child := worker.child:
             child.ended.add_done_callback(partial(self._ended, worker, child))
             self._events.emit(
