@@ -6,6 +6,7 @@ import ctypes
 import json
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,12 @@ class Scene:
     def pids(self) -> list[int]:
         """The processes of nurseries that are in use."""
         return list(self.nurseries.marks())
+
+    async def begun(self) -> None:
+        """Waits until a nursery imports."""
+        async with asyncio.timeout(START_S):
+            while not self.pids():
+                await asyncio.sleep(0.01)
 
     async def told_of(self, kind: str, number: int) -> None:
         async with asyncio.timeout(START_S):
@@ -161,3 +168,18 @@ def test_a_start_that_an_ended_nursery_refuses_does_not_end_the_next_one(tmp_pat
             assert len(node.events("nursery.ready")) == 2, "the second nursery goes on"
 
     asyncio.run(main())
+
+
+def test_the_end_does_not_wait_for_an_import(tmp_path, monkeypatch) -> None:
+    async def main() -> float:
+        async with scene(tmp_path, monkeypatch, planted="a long import") as node:
+            starting = asyncio.ensure_future(node.supervisor.start(node.engines[0]))
+            await node.begun()
+            began_s = time.monotonic()
+            await node.supervisor.close(grace_s=30.0)
+            took_s = time.monotonic() - began_s
+            await starting
+            assert not node.events("worker.start")
+            return took_s
+
+    assert asyncio.run(main()) < 10

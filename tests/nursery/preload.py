@@ -22,3 +22,7 @@ def preload(_kind: str, _device: str, _threads: int) -> None:
         raise RuntimeError("this library cannot be imported")
     elif planted == "standstill":
         time.sleep(600)
+    elif planted == "a long import":
+        until_s = time.monotonic() + 600
+        while time.monotonic() < until_s:
+            pass

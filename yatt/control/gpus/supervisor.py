@@ -234,8 +234,7 @@ class Supervisor:
         """
         self._closing = True
         await self.shared_memory.look()
-        await self._end_all(grace_s)
-        await self.nurseries.close()
+        await asyncio.gather(self._end_all(grace_s), self.nurseries.close())  # some starts wait for one
         with contextlib.suppress(OSError):  # no thread is available: the launcher does it
             await self.orphans.close(only_marked=only_marked)
         await self.shared_memory.close()
