@@ -16,6 +16,7 @@ import pytest
 
 from tests.runs import LOADED, environment, kill
 from tests.unit.core.test_placement import config
+from yatt import clock
 from yatt.adapters.nursery_link import Fork
 from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
 from yatt.control.gpus.nurseries import KINDS, Kind
@@ -67,7 +68,7 @@ class Scene:
 
     async def order(self, worker: Worker) -> Fork:
         """Waits for the nursery, as for a start that is then abandoned."""
-        fork = await self.nurseries.fork_for(worker)
+        fork = await self.nurseries.fork_for(worker, clock.monotonic_s() + START_S)
         assert fork is not None
         fork._ours.close()
         fork._theirs.close()
@@ -183,3 +184,15 @@ def test_the_end_does_not_wait_for_an_import(tmp_path, monkeypatch) -> None:
             return took_s
 
     assert asyncio.run(main()) < 10
+
+
+def test_an_import_without_an_end_costs_the_time_of_a_start(tmp_path, monkeypatch) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch, planted="a long import", start_timeout_s=2.0) as node:
+            worker = node.engines[0]
+            await asyncio.wait_for(node.supervisor.start(worker), 10.0 * LOADED)
+            (end,) = node.events("worker.end")
+            assert end["how"] == "could not be started: nursery-scripted-n0.1 still imports its libraries"
+            assert node.supervisor.exits.get_nowait() == (worker, end["how"])
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@ or stands still costs an exec.
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -123,11 +124,14 @@ class Nurseries:
             self._kinds = {name: kind_of(w, self.node.config) for name, w in self.workers.items()}
         self._counts = Counter(kind.name for kind in self._kinds.values() if kind is not None)
 
-    async def fork_for(self, worker: Worker) -> Fork | None:
+    async def fork_for(self, worker: Worker, until_s: float) -> Fork | None:
         """Returns the order with which this worker is to be started; None: by exec.
 
         While the nursery imports, this waits: a process of its own would import the same. It does not wait
         for one that stands still.
+
+        Raises:
+            TimeoutError: it still imports at `until_s`.
         """
         kind = self._kinds.get(worker.name)
         if kind is None:
@@ -135,7 +139,7 @@ class Nurseries:
         if kind.name not in self._open and self._counts[kind.name] > 1:
             self._begin(kind, worker)
         nursery = self._open.get(kind.name)
-        if nursery is None or not await self._is_ready(nursery, worker):
+        if nursery is None or not await self._is_ready(nursery, worker, until_s):
             return None
         return Fork(nursery.link)
 
@@ -177,7 +181,7 @@ class Nurseries:
         for task in self._tasks:
             task.cancel()
 
-    async def _is_ready(self, nursery: _Nursery, worker: Worker) -> bool:
+    async def _is_ready(self, nursery: _Nursery, worker: Worker, until_s: float) -> bool:
         work, since_s = None, clock.monotonic_s()
         while not nursery.settled.done() and not (self._closing or worker.is_unwanted):
             await asyncio.wait({nursery.settled}, timeout=LOOK_S)
@@ -186,6 +190,8 @@ class Nurseries:
                 work, since_s = done, clock.monotonic_s()
             elif clock.monotonic_s() - since_s > STILL_S:
                 break
+            if clock.monotonic_s() > until_s and not nursery.settled.done():
+                raise TimeoutError(errno.ETIMEDOUT, f"{nursery.name} still imports its libraries")
         return nursery.is_ready and not nursery.is_over
 
     def _begin(self, kind: Kind, worker: Worker) -> None:

@@ -119,7 +119,7 @@ class Supervisor:
         _LOG.warning("%s cannot be started: %s", worker.name, why)
 
     async def _fork(self, worker: Worker, until_s: float) -> None:
-        fork = await self.nurseries.fork_for(worker)
+        fork = await self.nurseries.fork_for(worker, until_s)
         log, output = await self._open_log(worker.address)
         if self._closing or worker.is_unwanted:
             os.close(output)
