@@ -258,6 +258,31 @@ def test_one_that_stands_still_costs_a_limit(tmp_path, monkeypatch) -> None:
     nursery.close()
 
 
+@pytest.mark.timeout(60)
+def test_a_process_between_that_stands_still_costs_a_limit(tmp_path, monkeypatch) -> None:
+    nursery, stopped = Nursery(tmp_path).ready(), list[int]()
+    monkeypatch.setattr(nursery_link, "FORK_S", 0.5)
+    monkeypatch.setattr(nursery_link, "FATE_S", 0.5)
+
+    def stop_its_parent(pid: int) -> None:
+        parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        os.kill(parent, signal.SIGSTOP)
+        stopped.extend((parent, pid))
+
+    with pytest.raises(NotForked, match="does not answer within"):
+        nursery.fork("sleep", noted=stop_its_parent)
+    assert stopped[0] not in (nursery.process.pid, os.getpid())
+    os.kill(stopped[0], signal.SIGCONT)
+
+    def is_gone() -> bool:
+        reap(stopped[1:])
+        return not Path(f"/proc/{stopped[1]}").exists()
+
+    wait_for(is_gone, timeout_s=10, what="the end of a child that nobody waits for")
+    assert not (tmp_path / "1.log").read_text(), "it has not begun"
+    nursery.close()
+
+
 def test_a_start_that_is_cancelled_leaves_nothing(nursery) -> None:
     """At any moment: the child runs and is known, or there is none."""
     for number in range(40):

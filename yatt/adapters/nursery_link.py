@@ -95,7 +95,7 @@ class Fork:
     def run(
         self, argv: list[str], env: Mapping[str, str], output: int, noted: Callable[[int], None]
     ) -> ForkedProcess:
-        """Lets the nursery fork a child. Called in a thread; waits at most `FORK_S` for the nursery.
+        """Lets the nursery fork a child. Called in a thread; waits at most `FORK_S` for each answer.
 
         Args:
             output: descriptor of the child's log.
@@ -109,18 +109,22 @@ class Fork:
                 self._send(argv, env, output)
                 pid = self._pid()
             except TimeoutError as error:
-                raise NotForked(f"it does not answer within {FORK_S:g} s") from error
+                raise NotForked(_slow()) from error
             except (OSError, ValueError) as error:
                 raise NotForked(getattr(error, "strerror", None) or str(error)) from error
             noted(pid)
-            with contextlib.suppress(OSError):  # the child was killed, or `cancel` was called
+            why = ""
+            try:
                 self._ours.send(GO)
-                self._ours.settimeout(None)
                 if self._ours.recv(MOST_BYTES) == BEGUN:
                     return ForkedProcess(pid)
+            except TimeoutError:  # the process between stands still
+                why = _slow()
+            except OSError:  # the child was killed, or `cancel` was called
+                pass
         code = _ended(pid)
-        if code is None or code >= 0:
-            raise NotForked("the child ended before it had begun")
+        if why or code is None or code >= 0:
+            raise NotForked(why or "the child ended before it had begun")
         return ForkedProcess(pid, code)  # it was killed, as may happen to any process
 
     def cancel(self) -> None:
@@ -148,6 +152,10 @@ class Fork:
         if not answer or answer.startswith(REFUSED):
             raise NotForked(answer[1:].decode(errors="replace") or "it has ended")
         return int(answer)
+
+
+def _slow() -> str:
+    return f"it does not answer within {FORK_S:g} s"
 
 
 def _ended(pid: int) -> int | None:
