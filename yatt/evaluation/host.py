@@ -34,6 +34,7 @@ from yatt.config.schema import RunConfig
 from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
 from yatt.control.gpus import scratch
+from yatt.control.gpus.nurseries import NURSERY
 from yatt.control.gpus.worker_plan import REWARD
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
@@ -295,7 +296,7 @@ class Host:
     def _with_log(self, error: str) -> str:
         """Adds the end of the newest engine's log, since the logs are removed at the end."""
         logs = self._node.paths.log(ATTEMPT, "any").parent
-        engines = [path for path in logs.glob("*.log") if not path.name.startswith(REWARD)]
+        engines = [path for path in logs.glob("*.log") if not path.name.startswith((REWARD, NURSERY))]
         if LOG_ENDS in error or not engines:
             return error
         newest = max(engines, key=lambda path: path.stat().st_mtime)

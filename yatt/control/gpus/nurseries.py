@@ -30,6 +30,9 @@ from yatt.engine.environment import choose_engine
 from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 
+NURSERY = "nursery"
+"""How the names of nurseries begin."""
+
 MOST_LIVES = 3
 """Number of times that a kind's nursery is started in an attempt."""
 
@@ -201,7 +204,7 @@ class Nurseries:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        name = f"nursery-{kind.name}-n{self.node.index}.{self._lives[kind.name]}"
+        name = f"{NURSERY}-{kind.name}-n{self.node.index}.{self._lives[kind.name]}"
         nursery = self._open[kind.name] = _Nursery(name, loop.create_future(), ours)
         self._spawn(self._live(kind, worker, nursery, theirs))
 
