@@ -189,7 +189,7 @@ def _without_training(config: RunConfig, options: EvalOptions) -> RunConfig:
             gpus_per_node=launch.gpus_per_node, threads_per_worker=launch.threads_per_worker,
             bind_workers=launch.bind_workers, reward_processes=launch.reward_processes,
             scratch_dir=launch.scratch_dir, shm_dir=launch.shm_dir, start_timeout_s=launch.start_timeout_s,
-            phase_timeout_s=launch.phase_timeout_s,
+            phase_timeout_s=launch.phase_timeout_s, nurseries=launch.nurseries,
             device=launch.device if options.device == "auto" else options.device,
         ),
         optimizer=OPTIMIZER, trainer=TRAINER,

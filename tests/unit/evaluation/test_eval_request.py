@@ -64,6 +64,14 @@ def test_options_and_words_win_over_the_run(tmp_path: Path) -> None:
     assert config.data.val_files == ("/x.jsonl",) and found.limit == 5
 
 
+@pytest.mark.parametrize("is_run", [True, False])
+def test_nurseries_can_be_switched_off(tmp_path: Path, is_run: bool) -> None:
+    word = "launch.nurseries=false"
+    settings = of_run(tmp_path, EvalOptions(), word) if is_run else of_model(word)
+    assert not settings.config.launch.nurseries
+    assert of_run(tmp_path, EvalOptions()).config.launch.nurseries
+
+
 def test_engines_get_all_gpus_that_whole_slabs_can_have(tmp_path: Path) -> None:
     assert of_run(tmp_path, EvalOptions(), gpus=7).config.launch.gpus_per_node == 4
     assert of_run(tmp_path, EvalOptions(), gpus=8).config.launch.gpus_per_node == 8
