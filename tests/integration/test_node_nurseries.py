@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import json
+import os
 import signal
 import socket
 import time
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +22,7 @@ from tests.unit.core.test_placement import config
 from yatt import clock
 from yatt.adapters.nursery_link import Fork
 from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
+from yatt.control.gpus import nurseries
 from yatt.control.gpus.nurseries import KINDS, Kind
 from yatt.control.gpus.supervisor import Supervisor
 from yatt.control.gpus.worker_plan import Worker, planned_workers
@@ -194,5 +198,21 @@ def test_an_import_without_an_end_costs_the_time_of_a_start(tmp_path, monkeypatc
             (end,) = node.events("worker.end")
             assert end["how"] == "could not be started: nursery-scripted-n0.1 still imports its libraries"
             assert node.supervisor.exits.get_nowait() == (worker, end["how"])
+
+    asyncio.run(main())
+
+
+def test_a_lack_of_descriptors_costs_the_nursery_only(tmp_path, monkeypatch) -> None:
+    """The first message of a worker is handled as without nurseries."""
+
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch) as node:
+            lacking = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            with monkeypatch.context() as patched:
+                patched.setattr(nurseries.socket, "socketpair", Mock(side_effect=lacking))
+                node.nurseries.came_up(node.engines[0])
+                assert await node.nurseries.fork_for(node.engines[0], clock.monotonic_s()) is None
+            await node.order(node.engines[0])
+            assert not node.events("nursery.end") and len(node.events("nursery.ready")) == 1
 
     asyncio.run(main())

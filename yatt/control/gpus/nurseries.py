@@ -9,6 +9,7 @@ or stands still costs an exec.
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ from yatt.engine.environment import choose_engine
 from yatt.errors import ConfigError
 from yatt.obs.events import EventLog
 
+_LOG = logging.getLogger(__name__)
 NURSERY = "nursery"
 """How the names of nurseries begin."""
 
@@ -200,9 +202,13 @@ class Nurseries:
     def _begin(self, kind: Kind, worker: Worker) -> None:
         if self._closing or self._lives[kind.name] >= MOST_LIVES:
             return
-        self._lives[kind.name] += 1
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # no descriptors: later, or never
+            _LOG.warning("no nursery of kind %s: %s", kind.name, error.strerror or error)
+            return
+        self._lives[kind.name] += 1
         ours.setblocking(False)
         name = f"{NURSERY}-{kind.name}-n{self.node.index}.{self._lives[kind.name]}"
         nursery = self._open[kind.name] = _Nursery(name, loop.create_future(), ours)
