@@ -147,13 +147,14 @@ def test_it_ends_with_the_code_of_its_program(nursery, does, code) -> None:
     assert ("ValueError: as it was told to" in log.read_text()) == (does == "fail")
 
 
-def test_random_numbers_differ_between_children(nursery) -> None:
-    drawn = set()
+def test_random_numbers_differ_between_children(tmp_path) -> None:
+    nursery, drawn = Nursery(tmp_path, PLANTED="torch").ready(), set()
     for _ in range(4):
         forked, log = nursery.fork("0")
         assert forked.wait() == 0
         drawn.update(said(log)["drawn"])
-    assert len(drawn) == 8, "of Python's generator and of numpy's"
+    nursery.close()
+    assert len(drawn) == 12, "of Python's generator, of numpy's and of torch's"
 
 
 def test_many_threads_may_order_at_once(nursery) -> None:

@@ -44,6 +44,8 @@ def main() -> None:
     drawn = [random.random()]
     if numpy := sys.modules.get("numpy"):
         drawn.append(float(numpy.random.random()))
+    if torch := sys.modules.get("torch"):
+        drawn.append(float(torch.rand(1, dtype=torch.float64)))
     sys.stdout.write(json.dumps({"told": told, "drawn": drawn}) + "\n")
     sys.stdout.flush()
     if sys.argv[-1] == "sleep":

@@ -18,6 +18,8 @@ def preload(_kind: str, _device: str, _threads: int) -> None:
     elif planted == "a GPU":
         nursery_link.DEVICES = os.environ["PLANTED_DEVICE"]
         os.open(nursery_link.DEVICES + "0", os.O_RDONLY)
+    elif planted == "torch":
+        import torch  # noqa: F401
     elif planted == "an end":
         raise RuntimeError("this library cannot be imported")
     elif planted == "standstill":

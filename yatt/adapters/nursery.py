@@ -180,9 +180,16 @@ class _Nursery:
         for name in self._removed:
             os.environ.pop(name, None)
         sys.orig_argv[:] = argv
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()  # Python's own generator does this by itself
+        _seed_anew()
         gc.enable()
+
+
+def _seed_anew() -> None:
+    """Seeds libraries' generators that have other seeds in each process. Python's own does this by itself."""
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()  # not `torch.seed`: on GPUs all processes begin with one seed
 
 
 def _code_files() -> dict[str, int]:
