@@ -27,7 +27,7 @@ def ending() -> Iterator[None]:
     vLLM asks for three passes over all objects of its imports; they took 2.1 of 2.2 s of CPU time.
     """
     collect, unfreeze = gc.collect, gc.unfreeze
-    gc.collect, gc.unfreeze = lambda *_: 0, lambda: None
+    gc.collect, gc.unfreeze = lambda *_, **__: 0, lambda: None
     try:
         yield
     finally:

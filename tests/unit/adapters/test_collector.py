@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from yatt.adapters.collector import collect_rarely, importing
+from yatt.adapters.collector import collect_rarely, ending, importing
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,14 @@ def test_who_collects_by_itself_goes_on_doing_so() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_an_end_may_ask_for_a_collection_in_any_way() -> None:
+    counted = []
+    gc.callbacks.append(lambda phase, _: counted.append(phase))
+    try:
+        with ending():
+            assert [gc.collect(), gc.collect(1), gc.collect(generation=2)] == [0, 0, 0]
+    finally:
+        gc.callbacks.pop()
+    assert counted == []
