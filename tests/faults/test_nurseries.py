@@ -96,4 +96,5 @@ def test_nurseries_that_stand_still_are_not_waited_for(started, tmp_path) -> Non
         assert kill(pid, signal.SIGSTOP)
     ended(run, process)
     assert not any(starts(run, "trainer"))
+    assert {e["why"] for e in events(run, "nursery.end")} == {"it has stood still for 5 s while it imported"}
     assert final_state(run) == final_state(started)

@@ -58,7 +58,7 @@ class Nursery:
 
     def program(self, does: str) -> tuple[list[str], dict[str, str], Path]:
         self.count += 1
-        env = {**self.env, bound.MARK: f"node/{self.count}", bound.CPUS: "0", "ONLY_THIS": "1"}
+        env = {**self.env, bound.MARK: f"node/{self.count}", bound.CPUS: "0", "CUDA_VISIBLE_DEVICES": "1"}
         argv = [sys.executable, "-P", "-m", "tests.nursery", "one", does]
         return argv, env, self.folder / f"{self.count}.log"
 
@@ -133,7 +133,7 @@ def test_a_forked_worker_is_like_a_started_one(nursery) -> None:
     )
     assert one == other
     assert one["parent"] == os.getpid() and one["is_own_session"]
-    assert one["state"]["Cpus_allowed_list"] == "0" and "ONLY_THIS=1" in one["environ"]
+    assert one["state"]["Cpus_allowed_list"] == "0" and "CUDA_VISIBLE_DEVICES=1" in one["environ"]
     assert one["descriptors"]["1"] == one["descriptors"]["2"] == OWN and one["descriptors"]["0"] == os.devnull
 
 

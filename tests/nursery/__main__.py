@@ -42,8 +42,8 @@ def main() -> None:
         "is_main_thread": threading.current_thread() is threading.main_thread(),
     }
     drawn = [random.random()]
-    if numpy := sys.modules.get("numpy"):
-        drawn.append(float(numpy.random.random()))
+    if numpy_random := sys.modules.get("numpy.random"):
+        drawn.append(float(numpy_random.random()))
     if torch := sys.modules.get("torch"):
         drawn.append(float(torch.rand(1, dtype=torch.float64)))
     sys.stdout.write(json.dumps({"told": told, "drawn": drawn}) + "\n")

@@ -8,9 +8,10 @@ from yatt.adapters import nursery_link
 
 
 def preload(_kind: str, _device: str, _threads: int) -> None:
-    import numpy  # noqa: F401 - has a generator of its own, and threads with OMP_NUM_THREADS above 1
+    import numpy.random  # noqa: F401 - has a generator of its own, and threads with OMP_NUM_THREADS above 1
 
     os.environ["SET_BY_AN_IMPORT"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "9"
     os.environ.pop("REMOVED_BY_AN_IMPORT", None)
     planted = os.environ.get("PLANTED", "")
     if planted == "a thread":

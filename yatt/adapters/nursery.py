@@ -32,6 +32,9 @@ from yatt.errors import line_of
 NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals to all processes of a step or a terminal; the owner ends a nursery by SIGKILL."""
 
+OWN = frozenset({bound.MARK, "CUDA_VISIBLE_DEVICES"})
+"""Variables of each worker, whatever imports make of the nursery's."""
+
 LOOK_S = 0.0005
 
 
@@ -56,7 +59,7 @@ def main() -> None:
     gc.freeze()
     _end_threads_that_return()
     nursery = _Nursery(link, before)
-    if why := _unfit():
+    if why := _unfit() or _unable():
         link.send(REFUSED + why.encode())
         return
     link.send(READY)
@@ -92,6 +95,15 @@ def _unfit() -> str:
     return ""
 
 
+def _unable() -> str:
+    """Returns why children could not show words of their own in /proc; empty if they can."""
+    try:
+        show_words(sys.orig_argv, os.environ)  # its own
+    except OSError as error:
+        return f"this kernel shows no other command line of a process: {error.strerror}"
+    return ""
+
+
 class _Nursery:
     """Forks children for the owner.
 
@@ -103,7 +115,9 @@ class _Nursery:
     def __init__(self, link: socket.socket, before: Mapping[str, str]) -> None:
         self._link = link
         after = dict(os.environ)
-        self._set = {name: value for name, value in after.items() if before.get(name) != value}
+        self._set = {
+            name: value for name, value in after.items() if before.get(name) != value and name not in OWN
+        }
         self._removed = before.keys() - after.keys()
         self._code = _code_files()
 
@@ -128,7 +142,12 @@ class _Nursery:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ended child stays to be reaped by the owner
         wait, leave = os.pipe()
         own_pid = os.getpid()
-        if os.fork():
+        try:
+            is_between = os.fork() > 0
+        except OSError as error:
+            owner.send(REFUSED + line_of(error).encode())
+            os._exit(1)
+        if is_between:
             for each in (order, output, leave, owner.detach()):
                 os.close(each)
             os.read(wait, 1)
@@ -186,8 +205,8 @@ class _Nursery:
 
 def _seed_anew() -> None:
     """Seeds libraries' generators that have other seeds in each process. Python's own does this by itself."""
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    if random := sys.modules.get("numpy.random"):
+        random.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()  # not `torch.seed`: on GPUs all processes begin with one seed
 

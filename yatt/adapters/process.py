@@ -234,11 +234,11 @@ class ChildStart:
 
     def _failed(self, error: OSError) -> None:
         self.over.set_result(None)
-        if not self._is_unwanted:
+        if not self.begun.cancelled():
             self.begun.set_exception(error)
 
     def _has_begun(self, child: Child) -> None:
-        if self._is_unwanted:
+        if self.begun.cancelled():  # by `give_up`, or with the task that waited for it
             child.signal_group(signal.SIGKILL)
         else:
             self.begun.set_result(child)

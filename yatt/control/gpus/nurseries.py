@@ -144,9 +144,11 @@ class Nurseries:
         if kind.name not in self._open and self._counts[kind.name] > 1:
             self._begin(kind, worker)
         nursery = self._open.get(kind.name)
-        if nursery is None or not await self._is_ready(nursery, worker, until_s):
+        if nursery is None:
             return None
-        return Fork(nursery.link)
+        if await self._stands_still(nursery, worker, until_s) and self._open.get(kind.name) is nursery:
+            self._drop(kind, f"it has stood still for {STILL_S:g} s while it imported")
+        return Fork(nursery.link) if nursery.is_ready and not nursery.is_over else None
 
     def came_up(self, worker: Worker) -> None:
         """Notes that a worker accepts orders: from now on its kind may be started again."""
@@ -186,7 +188,12 @@ class Nurseries:
         for task in self._tasks:
             task.cancel()
 
-    async def _is_ready(self, nursery: _Nursery, worker: Worker, until_s: float) -> bool:
+    async def _stands_still(self, nursery: _Nursery, worker: Worker, until_s: float) -> bool:
+        """Waits until a nursery is ready or over, and returns False; or until it has stopped to work.
+
+        Raises:
+            TimeoutError: it still imports at `until_s`.
+        """
         work, since_s = None, clock.monotonic_s()
         while not nursery.settled.done() and not (self._closing or worker.is_unwanted):
             await asyncio.wait({nursery.settled}, timeout=LOOK_S)
@@ -194,10 +201,10 @@ class Nurseries:
             if done != work:
                 work, since_s = done, clock.monotonic_s()
             elif clock.monotonic_s() - since_s > STILL_S:
-                break
+                return True
             if clock.monotonic_s() > until_s and not nursery.settled.done():
                 raise TimeoutError(errno.ETIMEDOUT, f"{nursery.name} still imports its libraries")
-        return nursery.is_ready and not nursery.is_over
+        return False
 
     def _begin(self, kind: Kind, worker: Worker) -> None:
         if self._closing or self._lives[kind.name] >= MOST_LIVES:
