@@ -136,7 +136,8 @@ def test_what_is_not_whole_locally_comes_from_the_store(
     for path in local_files(run):
         if path.name.startswith("rank-00001"):
             damage(path)
-    whole = {e["iteration"]: e["size_bytes"] for e in events(run, "ckpt.commit")}
+    store = FolderStore(run.run_dir / "checkpoints")
+    whole = {each.iteration: tensor_bytes(store, each.iteration) for each in Checkpoints(store, 0).commits()}
     event = resumed(run)
     assert 0 < event["local_bytes"] < 2 * whole[event["iteration"]]
     assert ("the local copy is removed" in trainer_logs(run, 2)) == (damage is not gone)

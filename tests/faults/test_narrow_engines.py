@@ -125,7 +125,8 @@ def test_an_engine_that_stands_still_is_ended_alone(tmp_path: Path, wide: RunFil
 
 def test_a_slab_is_taken_back_while_an_engine_of_it_cannot_begin(tmp_path: Path, wide: RunFile) -> None:
     """The others finish the batch, the trainer gets the slab, and the engine is back when it can begin."""
-    run = run_file(tmp_path / "still")
+    launch = {"nodes": 1, "gpus_per_node": 2, "nurseries": False}  # a forked worker needs no interpreter
+    run = run_file(tmp_path / "still", launch=launch)
     python = tmp_path / "venv/bin/python"
     put_interpreter(python)
     process = subprocess.Popen(
