@@ -12,7 +12,7 @@ from tests.runs import environment
 from yatt.adapters.host_segment import STATE
 from yatt.checkpoint.pieces import ITEM_BYTES
 from yatt.models.rows import Part, WeightRow, matrix, vector
-from yatt.trainer.scripted.layout import Share, laid_out
+from yatt.trainer.scripted.layout import ModelShare, laid_out
 from yatt.trainer.scripted.state import BLOCK_ELEMENTS, STATE_BYTES, elements, state_after, state_in
 
 DTYPES = ["float32", "bfloat16"]
@@ -64,7 +64,7 @@ def test_the_ranks_have_each_element_once(world, tensor, pipeline, dtype) -> Non
     counted: dict[str, set[tuple[int, ...]]] = {}
     weights: dict[str, int] = {}
     for rank in range(world):
-        share = Share.of(rank, world, tensor=tensor, pipeline=pipeline)
+        share = ModelShare.of(rank, world, tensor=tensor, pipeline=pipeline)
         runs, pieces, planned = laid_out(share.rows(ROWS), share, dtype)
         for area, its in runs.items():
             ends = [(run.at, run.at + run.size_bytes) for run in its]
@@ -101,7 +101,7 @@ def places(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, .
 
 def test_large_rows_are_cut_into_pieces() -> None:
     row = WeightRow(name="big", parts=(Part("big", 3 << 12),), width=1 << 10)
-    share = Share.of(0, 1, tensor=1, pipeline=1)
+    share = ModelShare.of(0, 1, tensor=1, pipeline=1)
     _, pieces, _ = laid_out([row], share, "float32")
     assert len(pieces) == 9 and {piece.size_bytes for piece in pieces} == {16 << 20}
 

@@ -18,7 +18,7 @@ PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ElementRun:
     """Consecutive elements of a flattened tensor at byte `at` of a segment."""
 
     key: str
@@ -34,7 +34,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ModelShare:
     """What one rank has: rank `copy` of `num_copies` that share the rows of part `part` of `num_parts`.
 
     The parts of a model are dealt out row by row, whatever the real trainer would cut; the copies divide each
@@ -47,7 +47,7 @@ class Share:
     num_copies: int
 
     @classmethod
-    def of(cls, rank: int, world_size: int, *, tensor: int, pipeline: int) -> "Share":
+    def of(cls, rank: int, world_size: int, *, tensor: int, pipeline: int) -> "ModelShare":
         """Returns the share of a rank, in megatron-core's order: tensor, then data, then pipeline."""
         stage, within = divmod(rank, world_size // pipeline)
         copy, column = divmod(within, tensor)
@@ -63,7 +63,7 @@ class Share:
         return size * self.copy // self.num_copies, size * (self.copy + 1) // self.num_copies
 
 
-def pieces_of(row: WeightRow, run: Run, area: str) -> Iterator[PlannedPiece]:
+def pieces_of(row: WeightRow, run: ElementRun, area: str) -> Iterator[PlannedPiece]:
     """Yields a run of a row's elements as boxes of the row, each of at most `PIECE_BYTES`."""
     width = row.width or 1
     item = ITEM_BYTES[run.dtype]
@@ -85,18 +85,18 @@ def pieces_of(row: WeightRow, run: Run, area: str) -> Iterator[PlannedPiece]:
 
 
 def laid_out(
-    rows: list[WeightRow], share: Share, dtype: str
-) -> tuple[dict[str, list[Run]], list[PlannedPiece], list[PlannedWeight]]:
+    rows: list[WeightRow], share: ModelShare, dtype: str
+) -> tuple[dict[str, list[ElementRun]], list[PlannedPiece], list[PlannedWeight]]:
     """Returns the runs of each segment, the pieces that this rank saves, and the weights that engines load.
 
     As in the real trainer, main copies in float32 are the weights themselves.
     """
-    runs: dict[str, list[Run]] = {WEIGHTS: [], STATE: []}
+    runs: dict[str, list[ElementRun]] = {WEIGHTS: [], STATE: []}
     pieces, weights = list[PlannedPiece](), list[PlannedWeight]()
     ends = {WEIGHTS: 0, STATE: 0}
 
-    def placed(area: str, key: str, dtype: str, first: int, count: int) -> Run:
-        run = Run(key=key, dtype=dtype, first=first, count=count, at=ends[area])
+    def placed(area: str, key: str, dtype: str, first: int, count: int) -> ElementRun:
+        run = ElementRun(key=key, dtype=dtype, first=first, count=count, at=ends[area])
         ends[area] = aligned(run.at + run.size_bytes)
         runs[area].append(run)
         return run
@@ -109,7 +109,7 @@ def laid_out(
         if begin == end:
             continue
         at = whole.at + begin * ITEM_BYTES[dtype]
-        own = Run(key=whole.key, dtype=dtype, first=begin, count=end - begin, at=at)
+        own = ElementRun(key=whole.key, dtype=dtype, first=begin, count=end - begin, at=at)
         pieces += pieces_of(row, own, WEIGHTS)
         for name in (*(() if kind == MAIN else (MAIN,)), *MOMENTS):
             run = placed(STATE, f"{name}.{row.name}", "float32", begin, end - begin)
@@ -117,7 +117,7 @@ def laid_out(
     return runs, pieces, weights
 
 
-def _boxes(row: WeightRow, whole: Run, item: int) -> Iterator[PlannedWeight]:
+def _boxes(row: WeightRow, whole: ElementRun, item: int) -> Iterator[PlannedWeight]:
     """The Hugging Face tensors that are in a whole row."""
     width = row.width or 1
     for name, shape in hf_shapes(row).items():

@@ -45,7 +45,7 @@ from yatt.records import cluster as c, message as m
 from yatt.records.weights import WeightPlan
 from yatt.trainer.restoring import CheckpointSource
 from yatt.trainer.scripted.files import saved_state, write_folder
-from yatt.trainer.scripted.layout import Run, Share, laid_out
+from yatt.trainer.scripted.layout import ElementRun, ModelShare, laid_out
 from yatt.trainer.scripted.meeting import ScriptedMeeting
 from yatt.trainer.scripted.state import MOMENTS, STATE_BYTES, elements, state_after
 
@@ -55,7 +55,7 @@ class _Segment:
     """A segment and the runs of elements in it. `version`: of its content, -1 before the first."""
 
     writer: SegmentWriter
-    runs: list[Run]
+    runs: list[ElementRun]
     version: int = -1
 
     def bring(self, stamp: Stamp, state: bytes, tick: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ class ScriptedRank:
     def _build(self, order: m.Build) -> m.Message:
         model = patiently(partial(model_of_run, self._config.model))
         trainer, stem = self._config.trainer, Path(order.stem)
-        share = Share.of(
+        share = ModelShare.of(
             self._meeting.rank, self._meeting.world_size, tensor=trainer.tensor_model_parallel_size,
             pipeline=trainer.pipeline_model_parallel_size,
         )  # fmt: skip
