@@ -29,8 +29,8 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
-# The quick tests, then about a seventh of each module's long tests, drawn anew by each run: `make test SHARE=1` is every test.
-SHARE ?= 0.15
+# The quick tests, then about a fifth of each module's long tests, drawn anew by each run: `make test SHARE=1` is every test.
+SHARE ?= 0.2
 test: quick long
 
 # Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
