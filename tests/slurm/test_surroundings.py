@@ -85,7 +85,7 @@ def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster,
     shared = RunFile(tmp_path).scratch
     shm = RunFile(tmp_path).shm
     local = {"launch": {"nodes": 4, "scratch_dir": str(shared), "shm_dir": str(shm)}}
-    runs = [SubmittedRun(cluster, tmp_path / name, local) for name in ("one", "two")]
+    runs = [SubmittedRun(cluster, tmp_path / name, local, reward=SLOW_REWARD) for name in ("one", "two")]
     dead = replace(Identity.of(os.getpid()), begun="0")
     own = [new_name() for _ in range(4)]
     foreign = [f"yatt-{os.getuid()}-0123456789-7-0", "yatt-4711-0123456789-7-0", "data"]
@@ -95,6 +95,10 @@ def test_two_runs_on_the_same_nodes_and_what_others_left_there(cluster: Cluster,
     for name in own:
         (shared / name / OWNER).write_text(json.dumps({"owner": asdict(dead)}))
     jobs = [run.submit() for run in runs]
+    for run in runs:
+        run.wait_step(1)
+    for run in runs:
+        run.hurry()  # now that both have begun
     for run, job_id in zip(runs, jobs, strict=True):
         run.wait_finished(job_id)
         assert run.restarts(job_id) == 0
