@@ -28,6 +28,7 @@ from yatt.trainer.hf_folder import copy_side_files, export_hf
 from yatt.trainer.host_copy import AREAS, STATE, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
+from yatt.trainer.orders import ArrivedSamples, carried_out
 from yatt.trainer.passes import Tick
 from yatt.trainer.probe import MeasuredRounding, probe_logprobs
 from yatt.trainer.profile import profiler_of
@@ -67,8 +68,7 @@ class TrainerRank:
         self._meeting, self._rounding = Meeting(config, device), MeasuredRounding()
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
-        self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})
-        """Iteration, and its samples that arrived before its Train order."""
+        self._arrived = ArrivedSamples()
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store,
             m.Join: self._join,
@@ -76,7 +76,7 @@ class TrainerRank:
             m.Restore: self._restore,
             m.Wake: self._wake,
             m.Sleep: self._sleep,
-            c.SampleTransfer: self._receive,
+            c.SampleTransfer: self._arrived.receive,
             m.Train: self._train,
             m.Publish: self._publish,
             m.TakeSnapshot: self._take_snapshot,
@@ -84,15 +84,8 @@ class TrainerRank:
         }
 
     def handle(self, order: m.Message) -> m.Message:
-        """Executes one order and returns its answer.
-
-        Raises:
-            WorkerFailed: the order is unknown, or comes too early.
-        """
-        handler = self._handlers.get(type(order))
-        if handler is None:
-            raise WorkerFailed(f"a trainer rank has no use for {type(order).__name__}")
-        return handler(order)
+        """Executes one order; see `carried_out`."""
+        return carried_out(self._handlers, order)
 
     def leave(self) -> None:
         """Leaves the process group, and ends the thread that writes profiles."""
@@ -170,20 +163,10 @@ class TrainerRank:
             self._built.host.offload()
         return m.Done()
 
-    def _receive(self, order: c.SampleTransfer) -> m.Message:
-        iteration, samples = self._transfers
-        if iteration != order.iteration:
-            samples = {}
-        self._transfers = order.iteration, samples | {r.sample_id: r for r in order.rollouts}
-        return m.Done()
-
     def _train(self, order: m.Train) -> m.Message:
         """Trains once per iteration. A repeated order gets the same answer without training again."""
         if self._trained is None or self._trained[0] != order.iteration:
-            iteration, samples = self._transfers
-            self._transfers = 0, {}
-            if iteration == order.iteration:
-                order = msgspec.structs.replace(order, rollouts=(*samples.values(), *order.rollouts))
+            order = self._arrived.completed(order)
             learner = self._ready.learner
             with learner.profiler.of_iteration(order.iteration):
                 answer = train_iteration(learner, order, self._tick)

@@ -43,6 +43,7 @@ from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 from yatt.records import cluster as c, message as m
 from yatt.records.weights import WeightPlan
+from yatt.trainer.orders import ArrivedSamples, carried_out
 from yatt.trainer.restoring import CheckpointSource
 from yatt.trainer.scripted.files import saved_state, write_folder
 from yatt.trainer.scripted.layout import ElementRun, ModelShare, laid_out
@@ -113,24 +114,17 @@ class ScriptedRank:
         self._meeting = ScriptedMeeting(config)
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
-        self._transfers: tuple[int, dict[int, m.Rollout]] = (0, {})
+        self._arrived = ArrivedSamples()
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store, m.Join: self._join, m.Build: self._build,
             m.Restore: self._restore, m.Wake: lambda _: m.Done(), m.Sleep: self._sleep,
-            c.SampleTransfer: self._receive, m.Train: self._train, m.Publish: self._publish,
+            c.SampleTransfer: self._arrived.receive, m.Train: self._train, m.Publish: self._publish,
             m.TakeSnapshot: self._take_snapshot, m.ExportHF: self._export_hf,
         }  # fmt: skip
 
     def handle(self, order: m.Message) -> m.Message:
-        """Executes one order and returns its answer.
-
-        Raises:
-            WorkerFailed: the order is unknown, or comes too early.
-        """
-        handler = self._handlers.get(type(order))
-        if handler is None:
-            raise WorkerFailed(f"a trainer rank has no use for {type(order).__name__}")
-        return handler(order)
+        """Executes one order; see `carried_out`."""
+        return carried_out(self._handlers, order)
 
     def leave(self) -> None:
         """Leaves the other ranks."""
@@ -186,27 +180,17 @@ class ScriptedRank:
             self._built.bring((WEIGHTS, STATE), self._tick)
         return m.Done()
 
-    def _receive(self, order: c.SampleTransfer) -> m.Message:
-        iteration, samples = self._transfers
-        kept = samples if iteration == order.iteration else {}
-        self._transfers = order.iteration, kept | {r.sample_id: r for r in order.rollouts}
-        return m.Done()
-
     def _train(self, order: m.Train) -> m.Message:
         """Trains once per iteration. A repeated order gets the same answer."""
         if self._trained is None or self._trained[0] != order.iteration:
-            iteration, samples = self._transfers
-            self._transfers = 0, {}
-            mine = {r.sample_id: r for r in order.rollouts}
-            mine |= samples if iteration == order.iteration else {}
-            self._trained = order.iteration, self._update(order, mine)
+            self._trained = order.iteration, self._update(self._arrived.completed(order))
         return self._trained[1]
 
-    def _update(self, order: m.Train, mine: dict[int, m.Rollout]) -> m.Message:
+    def _update(self, order: m.Train) -> m.Message:
         began_s, built = monotonic_s(), self._ready
         digests = [
-            (number, hashlib.blake2b(msgspec.msgpack.encode(rollout), digest_size=16).digest())
-            for number, rollout in sorted(mine.items())
+            (each.sample_id, hashlib.blake2b(msgspec.msgpack.encode(each), digest_size=16).digest())
+            for each in order.rollouts
         ]
         limit_s = self._config.launch.phase_timeout_s
         given = msgspec.msgpack.encode(digests)
