@@ -108,7 +108,6 @@ DRAW = "YATT_DRAW"
 
 
 LONG_MARK = re.compile(r"\bmark\.(slow|faults|slurm)\b")
-DURATIONS = Path(__file__).with_name("durations.json")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,13 +10,13 @@ from yatt.checkpoint.local_first import LocalFirst, Ranges
 from yatt.checkpoint.local_store import LocalStore
 from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
+from yatt.checkpoint.manifest_format import Manifest, saved_scalars
 from yatt.checkpoint.ownership import owner_of
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import Store, open_store
 from yatt.config.schema import RunConfig
 from yatt.core.checkpoint_names import named_commit
-from yatt.errors import CheckpointError, StoreUnreachable
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -42,6 +42,7 @@ class CheckpointSource:
             fill: restores the rank from these ranges and this manifest.
 
         Raises:
+            ConfigError: a run with another `model.trainer` saved it.
             StoreUnreachable: the store has no `run_id` on this node either, so it is not mounted here.
         """
         store = self._origin() if order.is_origin else self._store
@@ -54,6 +55,7 @@ class CheckpointSource:
                 manifest = Checkpoints(store, attempt=0).read(order.checkpoint)
                 if self._config.checkpoint.local_dir and not order.is_origin:
                     local = LocalFirst(store, opened, manifest.files)
+            self._check_trainer(manifest)
             fill(local or store, manifest)
         except CheckpointError as error:
             if not (order.is_local or owner_of(store)):
@@ -62,6 +64,15 @@ class CheckpointSource:
                 ) from error
             return m.Restored(fault=str(error))
         return m.Restored(local_bytes=local.local_bytes if local is not None else 0)
+
+    def _check_trainer(self, manifest: Manifest) -> None:
+        saved, wanted = saved_scalars(manifest).trainer, self._config.model.trainer
+        if saved != wanted:
+            raise ConfigError(
+                f"checkpoint {manifest.iteration} is of a run with model.trainer: {saved}, and this run has "
+                f"model.trainer: {wanted}. The weights of a scripted trainer are no model's; name another "
+                "checkpoint."
+            )
 
     def _local_commit(self, name: str) -> Manifest:
         """Reads the record of a local commit from the run folder."""

@@ -130,13 +130,7 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
 
     Raises:
         CheckpointError: as in `restore`.
-        ConfigError: the weights are no model's.
     """
-    if saved_scalars(manifest).trainer != "megatron":
-        raise ConfigError(
-            f"checkpoint {manifest.iteration} is of a rehearsal (model.trainer: scripted), whose weights are "
-            "no model's; name another one."
-        )
     owned = list(_owned(policy))
     key = MODEL if _has_main_copies(policy) else MAIN
     wanted = [

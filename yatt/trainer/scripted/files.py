@@ -24,7 +24,7 @@ def saved_state(ranges: Ranges, manifest: Manifest, rows: list[WeightRow], tick:
     """Reads the saved pieces of these rows, and returns the one state that they show.
 
     Raises:
-        CheckpointError: they are damaged or incomplete, show several states, or are of a real trainer.
+        CheckpointError: they are damaged or incomplete, or show no state or several.
     """
     shapes = {row.name: row.full_shape for row in rows}
     state: bytes | None = None
@@ -47,8 +47,7 @@ def saved_state(ranges: Ranges, manifest: Manifest, rows: list[WeightRow], tick:
                 later.clear()
     if state is None:
         raise CheckpointError(
-            f"checkpoint {manifest.iteration} is not of a run with model.trainer: scripted, and such a run "
-            "can restore no other"
+            f"checkpoint {manifest.iteration}: no tensor of this rank shows a state of a scripted trainer"
         )
     if lacking := [key for key, number in missing.items() if number]:
         raise CheckpointError(f"checkpoint {manifest.iteration} lacks elements of {lacking[0]}")
