@@ -192,6 +192,19 @@ def test_the_end_does_not_wait_for_an_import(tmp_path, monkeypatch) -> None:
     assert asyncio.run(main()) < 10
 
 
+def test_the_end_waits_for_a_nursery_that_was_given_up_before(tmp_path, monkeypatch) -> None:
+    async def main() -> None:
+        async with scene(tmp_path, monkeypatch) as node:
+            fork = await node.order(node.engines[0])
+            (pid,) = node.pids()
+            node.nurseries.not_forked(node.engines[0], fork, "a test says so")
+            await node.supervisor.close(1.0)
+            with pytest.raises(ChildProcessError):  # it is not only dead: its owner has taken its exit code
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    asyncio.run(main())
+
+
 def test_an_import_without_an_end_costs_the_time_of_a_start(tmp_path, monkeypatch) -> None:
     async def main() -> None:
         async with scene(tmp_path, monkeypatch, planted="a long import", start_timeout_s=2.0) as node:

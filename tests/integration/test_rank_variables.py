@@ -29,7 +29,7 @@ def node_of(folder: Path, device: str) -> Node:
         plain,
         run=replace(plain.run, deterministic=True),
         trainer=replace(plain.trainer, tensor_model_parallel_size=2),
-        launch=replace(plain.launch, scratch_dir=str(folder)),
+        launch=replace(plain.launch, scratch_dir=str(folder), nurseries=False),
     )
     paths = RunPaths(folder)
     paths.log(1, "x").parent.mkdir(parents=True, exist_ok=True)

@@ -121,6 +121,7 @@ class Nurseries:
     _counts: Counter[str] = field(default_factory=Counter)
     _lives: Counter[str] = field(default_factory=Counter)
     _open: dict[str, _Nursery] = field(default_factory=dict)
+    _begun: list[_Nursery] = field(default_factory=list)  # all of the attempt: a few a kind
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: bool = False
 
@@ -177,12 +178,11 @@ class Nurseries:
         }
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Ends all of them. Waits for the end of those too that were given up before."""
         self._closing = True
-        ending = list(self._open.values())
-        for nursery in ending:
+        for nursery in self._open.values():
             self._end(nursery)
-        over = {each.start.over for each in ending if each.start is not None}
+        over = {each.start.over for each in self._begun if each.start is not None}
         if over:
             await asyncio.wait(over, timeout=END_S)
         for task in self._tasks:
@@ -219,6 +219,7 @@ class Nurseries:
         ours.setblocking(False)
         name = f"{NURSERY}-{kind.name}-n{self.node.index}.{self._lives[kind.name]}"
         nursery = self._open[kind.name] = _Nursery(name, loop.create_future(), ours)
+        self._begun.append(nursery)
         self._spawn(self._live(kind, worker, nursery, theirs))
 
     async def _live(self, kind: Kind, worker: Worker, nursery: _Nursery, theirs: socket.socket) -> None:
