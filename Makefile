@@ -29,24 +29,23 @@ demo: setup
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py
 
-# The quick tests, then about a fifth of each module's long tests, drawn anew by each run: `make test SHARE=1` is every test.
-SHARE ?= 0.2
+# Every test. With UNTIL (seconds since 1970) long tests are left out, by lots, that would not end by then.
 test: quick long
 
 # Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire). Each idle worker gets the
 # next group of tests; tests/conftest.py defines the groups.
 long: setup slurm newer-slurm
-	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --share $(SHARE) --durations 60 --durations-min 8 \
-	  $(if $(MEASURE),--measure $(MEASURE))
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --durations 60 --durations-min 8 \
+	  $(if $(UNTIL),--until=$(UNTIL)) $(if $(MEASURE),--measure=$(MEASURE)) tests
 
 # Generate docs/configuration.md and the schemas for editors from the config classes.
 docs: setup
 	@$(BIN)/python -m yatt.config.document
 
-# Run the long checks in full (`make test` samples them), a storm of faults, and the tests that kill processes, ROUNDS times.
+# Run the long checks in full (some draw a sample otherwise), a storm of faults, and the tests that kill processes, ROUNDS times.
 ROUNDS ?= 5
 soak: setup slurm newer-slurm
-	@$(MAKE) long SHARE=1
+	@$(MAKE) long
 	@YATT_RESUME_MATRIX=all YATT_DAMAGES=all YATT_CRASH_POINTS=all YATT_FUZZ=5000 YATT_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest \
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/faults/test_crash_points.py \

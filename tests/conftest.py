@@ -1,10 +1,7 @@
 """Shared by all tests: a clean environment, and no child process left behind."""
 
 import contextlib
-import hashlib
-import itertools
 import json
-import math
 import os
 import re
 import resource
@@ -14,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.dealing import SEED, Dealing, expected_s, longest_first
 from tests.durations import read_durations
 from yatt.engine.environment import choose_device, prepare
 
@@ -32,15 +29,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 AGAIN_S = 15.0
-TOGETHER = (
-    "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "faults/test_nodes_that_return.py",
-    "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
-    "trainer/test_planned_memory.py", "trainer/test_routes.py", "trainer/test_offload.py",
-    "trainer/test_resume_matrix.py", "trainer/test_recompute.py", "trainer/test_optimizers.py",
-    "integration/test_planted_credentials.py",
-)  # fmt: skip
-"""Modules whose tests share a long set-up, which every process that runs one of them would make; and one that
-looks at every process of the machine for what its other tests plant."""
+DEALING = pytest.StashKey[Dealing]()
 
 
 @pytest.hookimpl(trylast=True)
@@ -52,37 +41,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal tests one by one to whoever is free, those of some modules together, in the order of the items."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return dealt_with(nodeid)
-
-    config.option.loadscopereorder = False
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Dealing:
+    until = config.getoption("--until")
+    until_s = None if until is None else time.monotonic() + until - time.time()
+    dealing = Dealing(config, log, until_s, is_long=config.getoption("--part") == "long")
+    config.stash[DEALING] = dealing
+    return dealing
 
 
-def dealt_with(nodeid: str) -> str:
-    """Name of the tests that are dealt together with this one: its module, or only itself."""
-    path = nodeid.partition("::")[0]
-    return path if path.endswith(TOGETHER) else nodeid
-
-
-NEW_S = 30.0
-"""What is assumed of a test that was never measured."""
-
-
-def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Sorts by measured durations: a long test that begins last runs alone at the end."""
-    known = read_durations()
-    total_s: Counter[str] = Counter()
-    for item in items:
-        module, _, test = item.nodeid.partition("::")
-        _, wall_s = known.get(module, {}).get(test, (0.0, 0.0 if is_quick(item) else NEW_S))
-        total_s[dealt_with(item.nodeid)] += wall_s
-    return sorted(items, key=lambda item: -total_s[dealt_with(item.nodeid)])
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says which tests a run with an end has left out, and which were never measured."""
+    dealing = config.stash.get(DEALING, None)
+    lines = dealing.report() if dealing is not None else []
+    if lines:
+        terminalreporter.section("time of the tests")
+    for line in lines:
+        terminalreporter.line(line)
 
 
 MOST_CPU_S = float(os.environ.get("YATT_MOST_CPU_S", "0"))
@@ -91,7 +65,10 @@ how busy the machine is otherwise must not decide."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """`make quick` stays quick: a run over its limit fails."""
+    """`make quick` stays quick: a run over its limit fails. So does one with long tests of unknown length."""
+    dealing = session.config.stash.get(DEALING, None)
+    if dealing is not None and dealing.unmeasured and not session.config.getoption("--measure"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if not MOST_CPU_S or hasattr(session.config, "workerinput"):
         return
     used_s = used_cpu_s()
@@ -103,16 +80,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
 LONG_MARKS = ("slow", "faults", "slurm")
-DRAW = "YATT_DRAW"
-"""Environment variable: seed that draws the long tests. Without it, a run takes a new one and prints it."""
-
-
 LONG_MARK = re.compile(r"\bmark\.(slow|faults|slurm)\b")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("quick", "long"), help="only the quick tests, or only the long ones")
-    parser.addoption("--share", type=float, default=1.0, help="run this share of each module's long tests")
+    parser.addoption(
+        "--until", type=float, help="leave out what would not end by then, in seconds since 1970"
+    )
     parser.addoption("--measure", type=Path, help="append durations to this file")
 
 
@@ -144,45 +119,34 @@ def used_cpu_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def pytest_configure() -> None:
-    os.environ.setdefault(DRAW, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
+def pytest_configure(config: pytest.Config) -> None:
+    is_dealt = config.getoption("numprocesses", None) or hasattr(config, "workerinput")
+    if config.getoption("--until") is not None and not is_dealt:
+        raise pytest.UsageError("--until needs -n: only what deals tests to processes leaves some out")
+    os.environ.setdefault(SEED, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
     os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/yatt-tests-state-{os.getuid()}"  # `yatt list`
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    share, seed = config.getoption("--share"), os.environ[DRAW]
-    return "" if share == 1 else f"a share of {share:g} of the long tests, drawn with {DRAW}={seed}"
+    until = config.getoption("--until")
+    if until is None:
+        return ""
+    end = time.strftime("%H:%M:%S", time.localtime(until))
+    return f"tests that would not end by {end} are left out, with lots drawn by {SEED}={os.environ[SEED]}"
 
 
 def is_quick(item: pytest.Item) -> bool:
     return item.nodeid.startswith(QUICK_FOLDERS) and not any(map(item.get_closest_marker, LONG_MARKS))
 
 
-def drawn(items: list[pytest.Item], share: float) -> set[pytest.Item]:
-    """Returns a share of each module's tests, but always one."""
-
-    def lot(item: pytest.Item) -> bytes:
-        return hashlib.sha256(f"{os.environ[DRAW]} {item.nodeid}".encode()).digest()
-
-    chosen: set[pytest.Item] = set()
-    by_module = sorted(items, key=lambda item: (item.path, lot(item)))
-    for _, module in itertools.groupby(by_module, key=lambda item: item.path):
-        tests = list(module)
-        chosen.update(tests[: math.ceil(share * len(tests))])
-    return chosen
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Chooses the part, and puts the longest tests first."""
-    part, share = config.getoption("--part"), config.getoption("--share")
-    quick = {item for item in items if is_quick(item)}
-    kept = quick if part != "long" else set[pytest.Item]()
-    if part != "quick":
-        kept = kept | drawn([item for item in items if item not in quick], share)
-    left_out = [item for item in items if item not in kept]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = longest_first([item for item in items if item in kept])
+    part = config.getoption("--part")
+    quick = {item.nodeid for item in items if is_quick(item)}
+    kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [kept[name] for name in longest_first(expected_s(kept, read_durations(), quick))]
 
 
 def children_of(pid: int) -> set[int]:

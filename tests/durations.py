@@ -14,6 +14,13 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("durations.json")
 LEAST_CPU_S = 0.1
+
+BUDGETS_CPU_S: dict[str, float] = {}
+"""CPU seconds that the measured tests of a folder may cost."""
+
+MOST_PRODUCT = 12
+"""Number of cases of one test, unless they cost next to nothing."""
+
 Durations = dict[str, dict[str, tuple[float, float]]]
 
 

@@ -38,6 +38,9 @@ from yatt.core.claims import Commit
 from yatt.errors import CheckpointError
 
 COUNT = int(os.environ.get("YATT_FUZZ", "60"))
+BUCKET_COUNT = int(os.environ.get("YATT_FUZZ", "20"))
+"""A case in a bucket costs eight times one in folders."""
+
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
 LONGEST_S = 60
 NEWEST = manifest_name(Commit(2, 1))
@@ -192,9 +195,9 @@ def restored(store: Store) -> None:
         read_state(store, manifest.nodes, shard=0, num_shards=len(manifest.nodes))
 
 
-def repeated(check: Callable[[random.Random, int], None]) -> None:
+def repeated(check: Callable[[random.Random, int], None], count: int = COUNT) -> None:
     """Runs the cases; a failure names its seed."""
-    for number in range(COUNT):
+    for number in range(count):
         try:
             check(random.Random(SEED + number), number)
         except BaseException as error:
@@ -202,11 +205,11 @@ def repeated(check: Callable[[random.Random, int], None]) -> None:
             raise
 
 
-def check_counts(commands: Commands) -> None:
+def check_counts(commands: Commands, count: int = COUNT) -> None:
     """Some cases have to be harmless and some refused, else the test shows nothing."""
-    if COUNT >= 60:
+    if count >= 60:
         assert min(commands.num_done.values()) > 0, commands.num_done
-        assert commands.num_done["copy"] < 0.7 * COUNT, commands.num_done
+        assert commands.num_done["copy"] < 0.7 * count, commands.num_done
 
 
 # ---- folders ------------------------------------------------------------------------------------
@@ -363,8 +366,8 @@ def test_a_hostile_bucket_leads_nowhere(home, capsys, monkeypatch):
                 key: tag for key, tag in others.items() if not key.startswith("theirs/")
             }
 
-        repeated(check)
-        check_counts(commands)
+        repeated(check, BUCKET_COUNT)
+        check_counts(commands, BUCKET_COUNT)
         asked = {
             key for key in keys_in(home / "server.log") if not f"{key}/".startswith(("theirs/", "copies/"))
         }

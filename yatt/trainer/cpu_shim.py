@@ -29,6 +29,8 @@ from yatt.trainer.cpu_matmul import matmul
 
 CPU = torch.device("cpu")
 MATMULS = (torch.matmul, torch.Tensor.matmul)
+CHANGED = frozenset((*MATMULS, torch.Tensor.cuda, torch.Tensor.type))
+"""What means something else on CPU; other functions, only with keywords."""
 
 
 class CudaLiteralsInMegatron(TorchFunctionMode):
@@ -42,6 +44,8 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`; for callers in megatron, CUDA is replaced by CPU."""
+        if not kwargs and func not in CHANGED:  # nearly all of a million calls an iteration: attributes too
+            return func(*args)
         kwargs = kwargs or {}
         if not _calling_module().startswith("megatron."):
             return func(*args, **kwargs)

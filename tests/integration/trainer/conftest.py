@@ -51,6 +51,13 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
 
 
 @pytest.fixture(scope="session")
+def shallow(tmp_path_factory):
+    """As `models`, with two layers: for what does not depend on the depth."""
+    root = tmp_path_factory.mktemp("shallow")
+    return {"qwen3": make_model(root / "qwen3", "qwen3", is_tied=False, num_hidden_layers=2)}
+
+
+@pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Folder of each architecture; Qwen2's embeddings are tied."""
     root = tmp_path_factory.mktemp("models")

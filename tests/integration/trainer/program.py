@@ -128,8 +128,8 @@ def samples(iteration: int, masked: tuple[int, ...] = (), *, has_observations: b
     return tuple(facts), tuple(rollouts)
 
 
-def plans(dp_size: int, num_steps: int = 2, micro_size: int = 3):
-    """Mini-batches dealt round robin, in micro-batches of three, the last ones short or empty."""
+def plans(dp_size: int, num_steps: int = 2, micro_size: int = 5):
+    """Mini-batches dealt round robin, in micro-batches of five, the last ones short or empty."""
     out = []
     size = NUM_SAMPLES // num_steps
     for first in range(0, NUM_SAMPLES, size):

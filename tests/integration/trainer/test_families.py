@@ -96,6 +96,11 @@ SPREAD_MOVES = {"ep2": ("one", "ep2"), "tp2ep2": ("ep2",), "tp2": ("ep2",)}
 FOUR_MOVES = {"etp2": ("tp2ep2",), "pp2ep2": ("etp2", "pp2ep2")}
 """Layouts that resume, and the layouts that saved: themselves, or earlier ones (`SPREAD` comes first)."""
 
+WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v3", "deepseek_v3-yarn")
+MOST_MOVES = 5
+"""Of a family with experts; families take turns, so that each move is made by two of them."""
+
+
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "truncate"}}
 LEARN = [["publish", "start"], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2]]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
@@ -189,6 +194,26 @@ MISTAKES = {
 
 def test_every_family_has_a_tiny_config():
     assert {kind.partition("-")[0] for kind in TINY} == {*FAMILIES, OWN}
+    assert [kind for kind in TINY if any("experts" in key for key in TINY[kind])] == [*WITH_EXPERTS]
+
+
+def moves_of(kind):
+    """Pairs of layouts, one that resumes and one that saved, which a family is resumed in."""
+    without = [(name, saved) for name, several in MOVES.items() for saved in several]
+    if kind not in WITH_EXPERTS:
+        return without
+    both = (SPREAD_MOVES, FOUR_MOVES)
+    moves = without + [(name, saved) for each in both for name, several in each.items() for saved in several]
+    first = WITH_EXPERTS.index(kind) * MOST_MOVES
+    return [moves[(first + k) % len(moves)] for k in range(MOST_MOVES)]
+
+
+def test_every_move_is_made_by_two_families_with_experts():
+    made = [move for kind in WITH_EXPERTS for move in moves_of(kind)]
+    assert min(made.count(move) for move in made) >= 2
+    assert len(set(made)) == sum(
+        len(several) for each in (MOVES, SPREAD_MOVES, FOUR_MOVES) for several in each.values()
+    )
 
 
 class Family:
@@ -200,7 +225,7 @@ class Family:
             num: make_model(folder / f"model-{num}", model_type, num_hidden_layers=num, **TINY[kind])
             for num in (ODD, EVEN)
         }
-        self.has_experts = any("experts" in key for key in TINY[kind])
+        self.has_experts = kind in WITH_EXPERTS
         self.layouts = {"one": {}, **PAIR, **(SPREAD | FOUR if self.has_experts else {})}
         self.jobs = run_world(folder / "alone", 1, [self._learning("one")])
         self.jobs |= run_world(folder / "pair", 2, [*self._pair()])
@@ -218,6 +243,8 @@ class Family:
         for name in layouts:
             yield self._learning(name)
         for name, saved in ((name, each) for name, several in moves.items() for each in several):
+            if (name, saved) not in moves_of(self.kind):
+                continue
             restore = {"actions": GO_ON, "restore": "manifests/00000001.000001.json"}
             job = {**self._common(self.layouts[name]), "store": self._store(saved)}
             yield {"name": f"{name}-from-{saved}", **restore, **job}
