@@ -24,6 +24,9 @@ NUM_PROMPTS = 64
 LOADED = 3
 """How many times as long everything may take as on a machine with nothing else to do."""
 
+IS_FORKED = os.environ.get("YATT_FORKED", "1") != "0"
+"""Whether workers of runs are forked, unless a test says so itself."""
+
 
 @dataclass
 class RunFile:
@@ -89,7 +92,7 @@ class RunFile:
             "launch": {
                 "nodes": 2, "device": "cpu", "reward_processes": 1,
                 "start_timeout_s": 120, "phase_timeout_s": 120,
-                "scratch_dir": str(self.scratch), "shm_dir": str(self.shm),
+                "scratch_dir": str(self.scratch), "shm_dir": str(self.shm), "nurseries": IS_FORKED,
             },
             "data": {"train_files": [str(data)], "max_prompt_tokens": 32, "ground_truth_key": ""},
             "model": {"path": str(policy), "dtype": "float32"},

@@ -1,4 +1,7 @@
-"""As test_resume_exact, with real vLLM engines for policy and judge: killed again and again; bit-equal."""
+"""As test_resume_exact, with real vLLM engines for policy and judge: killed again and again; bit-equal.
+
+The undisturbed run starts its workers by exec, and the other one forks them.
+"""
 
 import os
 from pathlib import Path
@@ -31,7 +34,7 @@ def settings(folder: Path) -> dict:
 
 
 def test_real_engines_that_are_killed_change_nothing(tmp_path: Path) -> None:
-    calm = RunFile(tmp_path / "calm", settings(tmp_path))
+    calm = RunFile(tmp_path / "calm", settings(tmp_path) | {"launch": {"nurseries": False}})
     done = yatt("run", str(calm.write()))
     assert done.returncode == 0, done.stdout + done.stderr
     disturbed = RunFile(tmp_path / "disturbed", settings(tmp_path))
