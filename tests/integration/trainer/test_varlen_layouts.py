@@ -37,5 +37,5 @@ def test_ranks_that_gather_keys_together_use_the_kernel_only_if_all_have_it(tmp_
     job = {"model": str(model), "layout": {CP: 2}, "actions": ACTIONS}
     mixed = {"varlen": True, "without_kernel": [1]}
     jobs = [{"name": "loop", **job}, {"name": "mixed", **job, **mixed}]
-    done = run_world(tmp_path / "jobs", 2, jobs, 120)
+    done = run_world(tmp_path / "jobs", 2, jobs)
     assert largest_difference(done["mixed"].weights("final"), done["loop"].weights("final")) == 0
