@@ -19,6 +19,7 @@ import pytest
 
 from tests.dealing import SEED, Dealing, expected_s, longest_first
 from tests.durations import read_durations
+from tests.runs import HANG_S, wait_for
 from yatt.engine.environment import choose_device, prepare
 
 # Workers are started without the working directory on their path; those of tests are modules of `tests`.
@@ -162,12 +163,24 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
+def command_line_of(child: int) -> bytes:
+    """Empty once it has ended. One that has no memory any more is ending: that is waited for, since its end
+    was ordered, and the kernel takes it when it can."""
+    until_s = time.monotonic() + HANG_S
+    with contextlib.suppress(OSError):
+        while child in children_of(os.getpid()):
+            words = Path(f"/proc/{child}/cmdline").read_bytes()
+            if words or time.monotonic() > until_s:
+                return words.replace(b"\0", b" ") or b"a process without memory that does not end"
+            time.sleep(0.01)
+    return b""
+
+
 @pytest.fixture(autouse=True)
 def no_child_left_behind() -> Iterator[None]:
     before = children_of(os.getpid())
     yield
-    left = children_of(os.getpid()) - before
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left}
+    commands = {pid: words for pid in children_of(os.getpid()) - before if (words := command_line_of(pid))}
     helpers = (
         b"resource_tracker",
         b"multiprocessing.spawn",
@@ -208,7 +221,7 @@ def s3_server(log: Path, **settings: str) -> Iterator[str]:
     with log.open("wb") as output:
         server = subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, **settings})
     try:
-        wait_for_port(port, limit_s=30.0)
+        wait_for_port(port)
         endpoint = f"http://127.0.0.1:{port}"
         with pytest.MonkeyPatch.context() as patch:
             for name, value in S3_KEYS.items():
@@ -217,13 +230,13 @@ def s3_server(log: Path, **settings: str) -> Iterator[str]:
             yield endpoint
     finally:
         server.terminate()
-        server.wait(timeout=40)
+        server.wait(timeout=HANG_S)
 
 
-def wait_for_port(port: int, *, limit_s: float) -> None:
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"nobody listens on port {port} after {limit_s:g} s")
+def wait_for_port(port: int) -> None:
+    def listens() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=HANG_S):
+            return True
+        return False
+
+    wait_for(listens, what=f"somebody to listen on port {port}")

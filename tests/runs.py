@@ -1,5 +1,6 @@
 """Whole runs for tests: a run file, the command as a user types it, and looking at what came of it."""
 
+import asyncio
 import atexit
 import hashlib
 import json
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NUM_PROMPTS = 64
 LOADED = 3
 """How many times as long everything may take as on a machine with nothing else to do."""
+HANG_S = 60.0 * LOADED
+"""Bound of a wait that only a hang reaches: how fast a machine is must not decide."""
 
 IS_FORKED = os.environ.get("YATT_FORKED", "1") != "0"
 """Whether workers of runs are forked, unless a test says so itself."""
@@ -163,7 +166,7 @@ def killed_when(run: "RunFile", holds: Callable[[], Any], what: str) -> None:
         for pid in living(run.run_dir):
             kill(pid)
         process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    wait_for(lambda: not living(run.run_dir), what="all to be gone")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -174,7 +177,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines() if line]
 
 
-def wait_for(holds: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+def wait_for(holds: Callable[[], Any], *, timeout_s: float = HANG_S / LOADED, what: str) -> Any:
     """Until `holds()` is true; gives its value. `timeout_s` is for a machine with nothing else to do."""
     timeout_s *= LOADED
     until = time.monotonic() + timeout_s
@@ -183,6 +186,17 @@ def wait_for(holds: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
             return value
         time.sleep(0.02)
     raise AssertionError(f"waited {timeout_s:g} s for {what}")
+
+
+async def until(holds: Callable[[], Any], what: str) -> Any:
+    """As `wait_for`, within an event loop."""
+    try:
+        async with asyncio.timeout(HANG_S):
+            while not (value := holds()):
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited {HANG_S:g} s for {what}") from None
+    return value
 
 
 def living(run_dir: Path) -> dict[int, str]:

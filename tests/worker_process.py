@@ -13,13 +13,12 @@ from pathlib import Path
 import yaml
 import zmq
 
+from tests.runs import HANG_S
 from yatt.adapters.channel import Channel, Handler
 from yatt.adapters.curve import listening_socket
 from yatt.records import message as m
 
 ATTEMPT, TOKEN = 3, 5
-START_LIMIT_S = 180.0
-END_LIMIT_S = 20.0
 
 
 @dataclass
@@ -32,17 +31,17 @@ class WorkerServer:
     told: asyncio.Queue = field(default_factory=asyncio.Queue)
     beats: list[m.Renew] = field(default_factory=list)
 
-    async def order(self, body: m.Order, limit_s: float = 60.0, *, token: int = TOKEN) -> m.Message:
+    async def order(self, body: m.Order, limit_s: float = HANG_S, *, token: int = TOKEN) -> m.Message:
         return await self.channel.request(self.worker, body, limit_s, token=token)
 
     async def tell(self, body: m.Message, *, token: int = TOKEN) -> None:
         await self.channel.tell(self.worker, body, token=token)
 
-    async def next_told(self, limit_s: float = 10.0) -> m.Message:
+    async def next_told(self, limit_s: float = HANG_S) -> m.Message:
         return await asyncio.wait_for(self.told.get(), limit_s)
 
     async def ended(self) -> int:
-        return await asyncio.to_thread(self.process.wait, END_LIMIT_S)
+        return await asyncio.to_thread(self.process.wait, HANG_S)
 
 
 def write_run(folder: Path, sections: dict) -> Path:
@@ -93,14 +92,14 @@ async def worker_with_server(
 
     server = WorkerServer(worker, process, Channel(socket, attempt=ATTEMPT, handler=hear), told, beats)
     try:
-        hello = await server.next_told(START_LIMIT_S)
+        hello = await server.next_told(HANG_S)
         assert isinstance(hello, m.Hello), f"{hello}\n{(run / f'{worker}.log').read_text()}"
         assert hello.pid == process.pid
         yield server
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
-        process.wait(END_LIMIT_S)
+        process.wait(HANG_S)
         await server.channel.close()
         context.term()
         log.close()

@@ -140,7 +140,7 @@ def all_rounds() -> dict[str, dict[str, float]]:
     quiet = subprocess.DEVNULL
     with subprocess.Popen(server, stdout=quiet, stderr=quiet) as process:
         try:
-            wait_for_port(port, limit_s=60.0)
+            wait_for_port(port)
             endpoint = f"http://127.0.0.1:{port}"
             boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
             found: dict[str, list[dict[str, float]]] = {}

@@ -7,6 +7,7 @@ import torch
 import xxhash
 
 from tests.conftest import BUCKET
+from tests.runs import HANG_S
 from tests.shard_files import write_shards
 from yatt.checkpoint import store as store_module
 from yatt.checkpoint.shards import Shard, read_shards
@@ -151,14 +152,14 @@ def test_of_many_writers_at_once_one_wins(store):
     gate = threading.Barrier(4)
 
     def write(number):
-        gate.wait(10)
+        gate.wait(HANG_S)
         outcomes[number] = store.create("manifests/race", f"writer {number}".encode())
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_S)
     winners = [number for number, won in outcomes.items() if won]
     assert len(outcomes) == 4
     assert len(winners) == 1

@@ -27,7 +27,7 @@ def interrupted(folder: Path, **sections: dict[str, Any]) -> RunFile:
     finally:
         process.kill()
         process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="the end of all processes")
+    wait_for(lambda: not living(run.run_dir), what="the end of all processes")
     return run
 
 

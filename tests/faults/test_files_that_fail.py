@@ -40,7 +40,7 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
             step.process.wait(timeout=5)
         weather.write_text("error controllers")
         log = paths.log(1, "node0")
-        wait_for(lambda: log.exists() and log.read_text(), timeout_s=30, what="what the step says")
+        wait_for(lambda: log.exists() and log.read_text(), what="what the step says")
         with pytest.raises(subprocess.TimeoutExpired):
             step.process.wait(timeout=2)
         weather.unlink()

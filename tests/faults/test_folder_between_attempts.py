@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, RunFile, command, environment, kill, living, rows, wait_for
+from tests.runs import HANG_S, ROOT, RunFile, command, environment, kill, living, rows, wait_for
 from yatt.adapters.files import make_within, publish, sealed
 from yatt.adapters.ledger import attempts
 from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleAttempt, StoppedWaiting
@@ -47,13 +47,13 @@ class Process:
             return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)
-            self._reader.join(timeout=30)
+            self._reader.join(timeout=HANG_S)
             raise AssertionError("\n".join(["it does not end:", *self.said])) from None
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait(timeout=60)
-        self._reader.join(timeout=30)
+        self._reader.join(timeout=HANG_S)
         self.process.stdout.close()
 
 

@@ -32,7 +32,7 @@ def kill_all(run: RunFile, launcher_pid: int) -> None:
     kill(launcher_pid)
     for pid in living(run.run_dir):
         kill(pid)
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    wait_for(lambda: not living(run.run_dir), what="all to be gone")
 
 
 def told(run: RunFile) -> dict:

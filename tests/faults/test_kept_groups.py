@@ -103,7 +103,7 @@ def kill_all(run: RunFile, process: "subprocess.Popen[str]") -> None:
     kill(process.pid)
     for pid in living(run.run_dir):
         kill(pid)
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    wait_for(lambda: not living(run.run_dir), what="all to be gone")
     process.communicate()
 
 

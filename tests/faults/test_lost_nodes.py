@@ -111,7 +111,7 @@ class Disturbed:
                 self.losses.append(lost(self.run, 4))
             finally:
                 kill(paused, signal.SIGCONT)
-            wait_for(lambda: paused not in living(self.run.run_dir), timeout_s=30, what="node4 to end itself")
+            wait_for(lambda: paused not in living(self.run.run_dir), what="node4 to end itself")
             self.orphans = living(self.run.run_dir).keys() & set(engines)
             self.output, _ = process.communicate(timeout=300)
             self.code = process.returncode

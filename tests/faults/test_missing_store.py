@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import RunFile, kill, living, rows, start, wait_for
+from tests.runs import HANG_S, RunFile, kill, living, rows, start, wait_for
 from yatt.adapters.files import publish, sealed
 from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note, record
 from yatt.checkpoint.manifest import Checkpoints
@@ -47,7 +47,7 @@ def committed(tmp_path: Path) -> RunFile:
         for pid in living(run.run_dir):
             kill(pid)
         process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="the end of all processes")
+    wait_for(lambda: not living(run.run_dir), what="the end of all processes")
     (tmp_path / "mount").rename(tmp_path / "away")
     (tmp_path / "mount" / "store").mkdir(parents=True)
     return run
@@ -68,7 +68,7 @@ class Resuming:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(timeout=60)
-        self._reader.join(timeout=30)
+        self._reader.join(timeout=HANG_S)
         self.process.stdout.close()
 
 

@@ -137,7 +137,7 @@ def test_a_slab_is_taken_back_while_an_engine_of_it_cannot_begin(tmp_path: Path,
     victim = pid_of(run, SECOND)
     with interpreter_that_stands_still(python) as lease:
         assert kill(victim)
-        wait_for(lambda: len(grants(run)) > 3, timeout_s=40, what="the trainer to get the slab")
+        wait_for(lambda: len(grants(run)) > 3, what="the trainer to get the slab")
         ends = wait_for(lambda: ends_of(run, f"{SECOND}.2"), timeout_s=60, what="the start to be abandoned")
         lease.release()
     finish(process)

@@ -77,9 +77,9 @@ def test_a_nursery_that_is_killed_costs_an_import_and_is_replaced(started, tmp_p
     wait_for(lambda: rows(run.run_dir / "metrics.jsonl"), timeout_s=120, what="an iteration")
     for number in (2, 3):
         # While it forks, there is a second process for an instant.
-        pid = wait_for(lambda: only(nurseries(run, "scripted")), timeout_s=30, what="the nursery alone")
+        pid = wait_for(lambda: only(nurseries(run, "scripted")), what="the nursery alone")
         assert kill(pid)
-        wait_for(lambda: len(events(run, "nursery.end")) == number - 1, timeout_s=30, what="its end")  # noqa: B023
+        wait_for(lambda: len(events(run, "nursery.end")) == number - 1, what="its end")  # noqa: B023
         engine = next(pid for pid, module in living(run.run_dir).items() if module == "yatt.rollout")
         assert kill(engine)
         ready = f"nursery-scripted-n0.{number}"

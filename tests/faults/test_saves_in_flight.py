@@ -109,7 +109,7 @@ def test_a_kill_of_everything_during_an_upload_loses_that_save_only(
     for pid in living(run.run_dir):
         kill(pid)
     process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    wait_for(lambda: not living(run.run_dir), what="all to be gone")
     assert run.leftovers(), "the host copy was left"
     before = len(events(run, "ckpt.commit"))
     done = yatt("run", str(run.write()))

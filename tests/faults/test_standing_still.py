@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import children_of
 from tests.faults.test_lost_samples import events, finish, pids
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, environment, kill, rows, wait_for, yatt
+from tests.runs import HANG_S, RunFile, environment, kill, rows, wait_for, yatt
 from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.unit.core.test_placement import config
 from yatt.control.gpus.supervisor import Supervisor
@@ -55,9 +55,9 @@ def test_a_run_goes_on_while_a_worker_cannot_begin_and_its_results_are_the_same(
     wait_for(lambda: rows(run.run_dir / "metrics.jsonl"), timeout_s=120, what="an iteration")
     with interpreter_that_stands_still(python) as lease:
         assert kill(pids(run, "yatt.reward")[0])
-        (delay,) = wait_for(lambda: events(run, "worker.delay"), timeout_s=30, what="the delay to be told")
+        (delay,) = wait_for(lambda: events(run, "worker.delay"), what="the delay to be told")
         seen = len(rows(run.run_dir / "metrics.jsonl"))
-        wait_for(lambda: len(rows(run.run_dir / "metrics.jsonl")) > seen + 1, timeout_s=30, what="iterations")
+        wait_for(lambda: len(rows(run.run_dir / "metrics.jsonl")) > seen + 1, what="iterations")
         lease.release()
     mark.unlink()
     finish(process)
@@ -123,7 +123,7 @@ def test_a_start_that_stands_still_is_given_up(how: str, tmp_path: Path, monkeyp
 
     with interpreter_that_stands_still(tmp_path / "venv/bin/python"):
         monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
-        asyncio.run(asyncio.wait_for(main(), 30))
+        asyncio.run(asyncio.wait_for(main(), HANG_S))
     expected = {
         "time": [f"could not be started: {tmp_path}/venv/bin/python does not begin"],
         "taken back": ["was not started: its slab was taken back"],

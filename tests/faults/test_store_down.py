@@ -15,7 +15,7 @@ import s3fs
 import torch
 
 from tests.conftest import BUCKET
-from tests.runs import ROOT, RunFile, command, environment, kill, living, rows, start, wait_for
+from tests.runs import HANG_S, ROOT, RunFile, command, environment, kill, living, rows, start, wait_for
 from tests.shard_files import write_shards
 from yatt.adapters.patience import is_passing
 from yatt.checkpoint import store as store_module
@@ -130,7 +130,7 @@ def broken_off(tmp_path: Path, road: Road) -> "Iterator[tuple[RunFile, subproces
     finally:
         process.kill()
         process.wait(timeout=60)
-        reader.join(timeout=30)
+        reader.join(timeout=HANG_S)
         process.stdout.close()
 
 
@@ -153,7 +153,7 @@ def test_a_signal_ends_the_wait(broken_off) -> None:
     assert "killed by SIGKILL" in ended.read_text(), "why the attempt ended; the start was stopped later"
     wait_for(
         lambda: any("stopped by a signal; `yatt resume` resumes" in line for line in said),
-        timeout_s=10, what="the launcher's last word",
+        what="the launcher's last word",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests import host_copies
 from tests.conftest import BUCKET
 from tests.host_copies import Trainer, versions_in
-from tests.runs import RunFile, rows, start, wait_for, yatt
+from tests.runs import HANG_S, RunFile, rows, start, wait_for, yatt
 from tests.saves import committed, save
 from tests.store_proxy import Fault, StoreProxy, after
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
@@ -269,7 +269,7 @@ def test_a_run_trains_on_while_its_credentials_have_expired_and_status_tells(
         finally:
             process.kill()
             process.wait()
-            reader.join(timeout=30)
+            reader.join(timeout=HANG_S)
             process.stdout.close()
     (alarm,) = [line for line in shown.splitlines() if "ALARM" in line]
     assert "failed: " in alarm and "ExpiredToken" in alarm, shown

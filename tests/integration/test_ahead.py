@@ -59,7 +59,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_both_tracks_goes_on(tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     assert process.returncode == 75
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="no process")
+    wait_for(lambda: not living(run.run_dir), what="no process")
     done = yatt("run", str(run.run_dir / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     check_prompts(run, ITERATIONS)

@@ -16,6 +16,8 @@ import msgspec
 import pytest
 import zmq
 
+from tests import runs
+from tests.runs import HANG_S
 from yatt.adapters import channel as channels
 from yatt.adapters.channel import Channel, Handler
 from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, make_keys
@@ -123,10 +125,7 @@ class Ear:
         return m.Done() if isinstance(body, m.Stop) else None
 
     async def until(self, count: int) -> None:
-        for _ in range(1000):
-            if len(self.heard) >= count:
-                return
-            await asyncio.sleep(0.01)
+        await runs.until(lambda: len(self.heard) >= count, f"{count} messages")
 
 
 def test_thousands_at_once_both_ways_all_arrive_in_order(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_thousands_at_once_both_ways_all_arrive_in_order(tmp_path: Path) -> None
 
     async def scene() -> None:
         async with connected(tmp_path, at_server, at_client) as (server, client):
-            await client.request("node0", m.Stop(), 5.0)
+            await client.request("node0", m.Stop(), HANG_S)
             for index in range(count):
                 await client.tell("node0", alive(index))
                 await server.tell("node1", alive(index))
@@ -158,11 +157,11 @@ def test_a_thousand_requests_at_once_are_each_answered_though_the_other_end_asks
 
     async def scene() -> None:
         async with connected(tmp_path, same, lambda _, body: reply(body)) as (server, client):
-            await client.request("node0", m.Stop(), 5.0)
+            await client.request("node0", m.Stop(), HANG_S)
             asked = [question(index) for index in range(1000)]
             answers = [reply(body) for body in asked]
-            to_server = asyncio.gather(*(client.request("node0", body, 20.0) for body in asked))
-            to_client = asyncio.gather(*(server.request("node1", body, 20.0) for body in asked))
+            to_server = asyncio.gather(*(client.request("node0", body, HANG_S) for body in asked))
+            to_client = asyncio.gather(*(server.request("node1", body, HANG_S) for body in asked))
             assert await to_server == answers and await to_client == answers
 
     asyncio.run(scene())
@@ -192,15 +191,15 @@ def test_messages_before_an_answer_are_handled_before_its_task_goes_on_and_later
     async def scene() -> None:
         async with connected(tmp_path, ear, teller) as (server, client):
             teller.line = client
-            await client.request("node0", m.Stop(), 5.0)
+            await client.request("node0", m.Stop(), HANG_S)
             for _ in range(20):
                 ear.heard.clear()
-                await server.request("node1", question(0), 5.0)
+                await server.request("node1", question(0), HANG_S)
                 ear.heard.append(-1)
                 await ear.until(7)
                 assert ear.heard == [0, 1, 2, -1, 3, 4, 5]
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), HANG_S))
 
 
 def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +211,7 @@ def test_others_have_their_turn_while_much_comes(tmp_path: Path, monkeypatch: py
         async with connected(tmp_path, ear) as (_, client):
             for index in range(500):
                 await client.tell("node0", alive(index))
-            until_s = time.monotonic() + 10.0
-            while len(ear.heard) < 500 and time.monotonic() < until_s:
+            while len(ear.heard) < 500:
                 before = len(ear.heard)
                 await asyncio.sleep(0)
                 most_a_turn = max(most_a_turn, len(ear.heard) - before)
@@ -231,7 +229,9 @@ def test_a_worker_that_is_not_there_cannot_be_asked_and_need_not_be_told(tmp_pat
                 DeadlineExceeded, match=r"nobody did not answer Stop within 5 s \(Host unreachable\)"
             ):
                 await server.request("nobody", m.Stop(), 5.0)
-            assert await client.request("node0", m.Stop(), 5.0) == m.Done(), "the server still hears others"
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done(), (
+                "the server still hears others"
+            )
 
     asyncio.run(scene())
 
@@ -247,7 +247,7 @@ def test_a_request_without_an_answer_ends_at_its_deadline_and_what_comes_later_i
         async with connected(tmp_path, slow) as (_, client):
             with pytest.raises(DeadlineExceeded, match=r"node0 did not answer Stop within 0.1 s \(silent\)"):
                 await client.request("node0", m.Stop(), 0.1)
-            assert await client.request("node0", question(7), 5.0) == reply(question(7))
+            assert await client.request("node0", question(7), HANG_S) == reply(question(7))
 
     asyncio.run(scene())
 
@@ -258,7 +258,7 @@ def test_an_answer_that_is_none_to_this_order_is_a_failed_order(tmp_path: Path) 
             _,
             client,
         ):
-            failed = await client.request("node0", m.Stop(), 5.0)
+            failed = await client.request("node0", m.Stop(), HANG_S)
             assert failed == m.Failed(error="node0 answered Stop by Answered")
 
     asyncio.run(scene())
@@ -267,7 +267,7 @@ def test_an_answer_that_is_none_to_this_order_is_a_failed_order(tmp_path: Path) 
 def test_a_request_to_what_is_gone_ends_with_the_error_that_says_so(tmp_path: Path) -> None:
     async def scene() -> None:
         async with connected(tmp_path, lambda _, body: None) as (_, client):
-            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), 20.0))
+            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), HANG_S))
             await asyncio.sleep(0.05)
             client.fail_waiting("node7", WorkerFailed("another"))
             client.fail_waiting("node0", WorkerFailed("node0 is gone"))
@@ -290,11 +290,11 @@ def test_closing_ends_the_requests_and_handlers_under_way(tmp_path: Path) -> Non
 
     async def scene() -> None:
         async with connected(tmp_path, never) as (server, client):
-            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), 20.0))
+            waiting = asyncio.ensure_future(client.request("node0", m.Stop(), HANG_S))
             await begun.wait()
             await asyncio.gather(client.close(), server.close())
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(waiting, 1.0)
+                await asyncio.wait_for(waiting, HANG_S)
             assert ended == [m.Stop()]
             await client.tell("node0", m.Done())
             with pytest.raises(DeadlineExceeded):
@@ -314,10 +314,10 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
 
     async def scene() -> None:
         async with connected(tmp_path, handler, later) as (server, client):
-            failed = await client.request("node0", question(1), 5.0)
+            failed = await client.request("node0", question(1), HANG_S)
             assert failed == m.Failed(error="a defect at Ask: RuntimeError: at once")
-            assert await client.request("node0", m.Stop(), 5.0) == m.Done()
-            failed = await server.request("node1", m.Stop(), 5.0)
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done()
+            failed = await server.request("node1", m.Stop(), HANG_S)
             assert failed == m.Failed(error="a defect at Stop: KeyError: 'later'")
 
     asyncio.run(scene())
@@ -353,7 +353,7 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
                     client._socket.send(data)
             client._socket.send_multipart([b"two", b"parts"])
             client._seqs["node0"] = 60000  # those before may have been used up by what was random
-            assert await client.request("node0", m.Stop(), 20.0) == m.Done(), seed
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done(), seed
             assert server.num_dropped > 500, seed
             assert not failed.done(), seed
             failed.cancel()
@@ -370,7 +370,7 @@ def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_
 
     async def scene() -> None:
         async with connected(tmp_path, note) as (server, client):
-            assert await client.request("node0", m.Stop(), 20.0) == m.Done(), (
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done(), (
                 "no stranger: it was answered before"
             )
             acted.clear()
@@ -380,7 +380,7 @@ def test_a_request_that_cannot_be_read_is_answered_at_once_and_not_acted_on(tmp_
             assert isinstance(failed, m.Failed) and not failed.user
             assert "not a valid message: Expected `int`, got `float` - at `$.max_tokens`" in failed.error
             assert server.num_dropped == 1 and not acted
-            assert await client.request("node0", m.Stop(), 20.0) == m.Done()
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done()
 
     asyncio.run(scene())
 
@@ -415,7 +415,7 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
         async with connected(tmp_path, slow) as (_, client):
             client._resend_s = 0.05
             client._socket = Lossy(client._socket, lambda: draw.random() < 0.4)
-            calls = (client.request("node0", question(index), 5.0) for index in range(200))
+            calls = (client.request("node0", question(index), HANG_S) for index in range(200))
             answers = await asyncio.gather(*calls)
             assert answers == [reply(question(index)) for index in range(200)]
 
@@ -466,7 +466,7 @@ def test_what_a_worker_says_last_arrives_though_it_ends_at_once(tmp_path):
         workers = [await asyncio.create_subprocess_exec(*argv, f"w{number}") for number in range(8)]
         assert [await worker.wait() for worker in workers] == [0] * 8
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while len(heard) < 8:
                     await asyncio.sleep(0.01)
         await server.close()

@@ -9,7 +9,7 @@ import sys
 import pytest
 import zmq
 
-from tests.runs import wait_for
+from tests.runs import HANG_S, wait_for
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
 from tests.worker_process import worker_with_server, write_run
 from yatt.engine.script import scripted_logprobs
@@ -72,7 +72,7 @@ def test_a_life_wake_sample_load_sample_stop(tmp_path):
 def test_the_heartbeat_renews_only_while_a_token_is_held(tmp_path):
     async def scene(server, model):
         await server.order(m.Wake())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while not server.beats or server.beats[-1].turns == server.beats[0].turns:
                 await asyncio.sleep(0.1)
         assert {beat.token for beat in server.beats} == {5}
@@ -236,11 +236,11 @@ def test_a_worker_ends_with_its_controller(tmp_path):
         starter = [sys.executable, "-c", STARTER, *command]
         controller = subprocess.Popen(starter, stdout=subprocess.PIPE, text=True)
         pid = int(controller.stdout.readline())
-        assert server.poll(60_000), "no Hello"
+        assert server.poll(int(1000 * HANG_S)), "no Hello"
         os.kill(controller.pid, signal.SIGKILL)
         controller.wait()
         controller.stdout.close()
-        wait_for(lambda: not is_alive(pid), timeout_s=15, what="the worker to end")
+        wait_for(lambda: not is_alive(pid), what="the worker to end")
 
 
 def is_alive(pid: int) -> bool:

@@ -363,9 +363,7 @@ def test_a_killed_evaluation_takes_its_processes_with_it_and_clean_removes_the_f
     engines = engine_of(process)
     process.kill()
     process.communicate(timeout=60)
-    wait_for(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), timeout_s=30, what="their end"
-    )
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), what="their end")
     assert one.leftovers() != []
     assert yatt("clean", str(one.scratch)).returncode == 0
     assert one.leftovers() == []

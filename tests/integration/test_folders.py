@@ -57,7 +57,7 @@ def test_a_run_leaves_strangers_alone_and_its_own_remains_are_swept(tmp_path: Pa
 
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    wait_for(lambda: not living(file.run_dir), timeout_s=20, what="the end of every child")
+    wait_for(lambda: not living(file.run_dir), what="the end of every child")
     dry = yatt("clean", "--dry-run", str(file.scratch), str(file.shm)).stdout
     assert all(f"/{name} (" in dry for name in own) and dry.count("would remove") == 2
 

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.faults.test_folder_between_attempts import Process
 from tests.obs_runs import make_run, metrics
+from tests.runs import HANG_S, wait_for
 from yatt.config.load import load_resolved
 from yatt.launch.follower import Followers
 from yatt.obs.metrics import STEP, RowFile
@@ -21,7 +21,6 @@ from yatt.obs.trackers.state import SAMPLES, TrackerState
 from yatt.obs.trackers.wandb import settings_of
 
 OFFLINE = {"wandb_mode": "offline", "wandb_project": "tests"}
-LIMIT_S = 60.0
 OWN = """
 import json
 
@@ -70,10 +69,7 @@ def sample(step, number, *, attempt=1, completion="four"):
 
 
 def until(claim, what):
-    deadline = time.monotonic() + LIMIT_S
-    while not claim():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    wait_for(claim, what=f"this to be over: {what}")
 
 
 def started(paths, **env):
@@ -129,14 +125,14 @@ def test_rows_are_logged_offline_once_each_also_over_a_resume_under_one_run_id(t
     RowFile(paths.metrics, 2, lambda: None).close()  # the attempt went on from its checkpoint of iteration 2
     append(paths, metrics(5)[1:5])
     until(lambda: last_step(paths) == 5, "the rows after the rewrite were not logged")
-    follower.end(LIMIT_S)
+    follower.end(HANG_S)
     first_id = run_id(paths)
 
     RowFile(paths.metrics, 4, lambda: None).close()
     append(paths, metrics(7)[3:7])
     follower, more = started(paths)
     until(lambda: last_step(paths) == 7, "the rows after the restart were not logged")
-    follower.end(LIMIT_S)
+    follower.end(HANG_S)
 
     steps = logged_steps(paths)
     assert [step for _, step in steps] == [1, 2, 3, 4, 5, 6, 7]
@@ -154,7 +150,7 @@ def test_samples_are_a_table_at_wandb(tmp_path):
     paths = make_run(tmp_path, rows=metrics(2), samples=samples, logging=logging)
     followers, said = started(paths)
     until(lambda: last_step(paths) == 2, "the rows were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert said == []
     files = paths.tracker("wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
     tables = sorted((json.loads(file.read_text()) for file in files), key=lambda t: -len(t["data"]))
@@ -222,7 +218,7 @@ def test_a_users_tracker_that_fails_is_one_line_of_news_and_the_others_go_on(tmp
     until(lambda: followers.check() or said, "the end was not noticed")
     until(lambda: last_step(paths, "other") == 2, "the other tracker did not go on")
     append(paths, metrics(3)[2:])
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert len(said) == 1 and said[0].startswith("mine: ") and told in said[0]
     assert "pass" not in said[0]
     assert last_step(paths, "other") == 3
@@ -239,7 +235,7 @@ def test_a_users_tracker_gets_each_row_and_the_samples_of_each_iteration_once(tm
     paths = make_run(tmp_path, rows=metrics(2), samples=samples, logging=logging)
     followers, said = started(paths)
     until(lambda: TrackerState(paths.trackers / "mine").last(SAMPLES) == 1, "samples were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     identity = [TrackerState(paths.trackers / "mine").run_id(), "run", 24]
     first = [
         ["began", -1, identity], ["row", 1, 0.1], ["row", 2, 0.2],
@@ -254,7 +250,7 @@ def test_a_users_tracker_gets_each_row_and_the_samples_of_each_iteration_once(tm
         file.writelines(json.dumps(sample(step, step, attempt=2)) + "\n" for step in (2, 3))
     followers, more = started(paths)
     until(lambda: last_step(paths, "mine") == 3, "the rows after the restart were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert own_lines(paths)[len(first) :] == [
         ["began", 2, identity],
         ["row", 3, pytest.approx(0.3)],
@@ -269,7 +265,7 @@ def test_without_send_samples_no_text_leaves_the_run_folder(tmp_path):
     paths = make_run(tmp_path, rows=metrics(2), samples=[sample(1, 0)], logging=logging)
     followers, _ = started(paths)
     until(lambda: last_step(paths, "mine") == 2, "the rows were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert [kind for kind, *_ in own_lines(paths)] == ["began", "row", "row"]
 
 
@@ -325,7 +321,7 @@ def test_tensorboard_shows_each_step_once_over_a_resume_and_a_kill_and_the_sampl
     append(paths, [{STEP: 3, "critic/rewards/mean": 7.0}, {STEP: 4, "critic/rewards/mean": math.nan}])
     followers, more = started(paths)
     until(lambda: last_step(paths, "tensorboard") == 4, "the rows after the restart were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert len(said) == 1 and more == []
 
     scalars, texts = shown_by_tensorboard(paths)
@@ -349,13 +345,13 @@ def test_mlflow_has_one_run_over_all_starts_with_each_step_once(tmp_path):
     append(paths, [{STEP: 4, "val-core/sum, hard/exact/mean@4": math.inf}])
     followers, said = started(paths, MLFLOW_TRACKING_URI="")
     until(lambda: last_step(paths, "mlflow") == 4, "the first rows were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     text = paths.config.read_text().replace("total_iterations: 24", "total_iterations: 30")
     paths.config.write_text(text)
     append(paths, metrics(5)[4:])
     followers, more = started(paths, MLFLOW_TRACKING_URI="")
     until(lambda: last_step(paths, "mlflow") == 5, "the rows after the restart were not logged")
-    followers.end(LIMIT_S)
+    followers.end(HANG_S)
     assert said == more == []
 
     client = tracking.MlflowClient(tracking_uri=(paths.trackers / "mlflow").as_uri())
@@ -445,7 +441,7 @@ def test_a_run_folder_that_fails_for_a_while_costs_the_follower_time(tmp_path):
         append(paths, [{STEP: 5}])
         until(lambda: last_step(paths) == 5, "the row after the trouble was not logged")
         follower.process.terminate()
-        assert follower.process.wait(timeout=LIMIT_S) == 0, follower.said
+        assert follower.process.wait(timeout=HANG_S) == 0, follower.said
     finally:
         follower.close()
     assert [step for _, step in logged_steps(paths)] == [1, 2, 3, 4, 5]

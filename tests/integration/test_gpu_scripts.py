@@ -215,7 +215,7 @@ def test_a_case_that_hangs_is_ended_with_its_children_and_slow_paths_are_said(
     *_, memory, pid = hung["said"].splitlines()
     assert not Path(memory).exists(), "the next case has this memory"
     child = Path("/proc", pid, "cmdline")
-    wait_for(lambda: not child.exists() or b"sleep" not in child.read_bytes(), timeout_s=20, what="its end")
+    wait_for(lambda: not child.exists() or b"sleep" not in child.read_bytes(), what="its end")
 
 
 def test_no_process_that_starts_cases_or_runs_imports_torch() -> None:

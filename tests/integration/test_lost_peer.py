@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.runs import HANG_S, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import calling_socket, listening_socket, make_keys
@@ -84,11 +85,7 @@ async def started(folder: Path) -> AsyncIterator[Cluster]:
 
 
 async def until_asked(cluster: Cluster, index: int) -> None:
-    for _ in range(500):
-        if any(asked == index for asked, _ in cluster.asked):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"waited 5 s for node{index} to be asked")
+    await until(lambda: any(asked == index for asked, _ in cluster.asked), f"node{index} to be asked")
 
 
 def test_what_a_lost_node_owed_is_asked_elsewhere_at_once_and_is_no_retry(tmp_path: Path) -> None:
@@ -98,12 +95,12 @@ def test_what_a_lost_node_owed_is_asked_elsewhere_at_once_and_is_no_retry(tmp_pa
             await until_asked(cluster, 1)
             owed = next(name for index, name in cluster.asked if index == 1)
             cluster.lose(1)
-            completed = await asyncio.wait_for(asyncio.gather(*both), 2.0)
+            completed = await asyncio.wait_for(asyncio.gather(*both), HANG_S)
             assert [each.finish_reason for each in completed] == ["stop", "stop"]
             assert (2, owed) in cluster.asked, "the same request, though max_retries is 0"
             assert len(cluster.asked) == 3
             for name in "cde":
-                await asyncio.wait_for(cluster.router.complete(ROLLOUT, request(name)), 2.0)
+                await asyncio.wait_for(cluster.router.complete(ROLLOUT, request(name)), HANG_S)
             assert [index for index, _ in cluster.asked[3:]] == [2, 2, 2]
 
     asyncio.run(scene())
@@ -128,7 +125,7 @@ def test_an_order_to_a_node_that_is_lost_ends_at_once_with_why(tmp_path: Path) -
             await until_asked(cluster, 1)
             cluster.peers.exclude(1, WHY)
             with pytest.raises(WorkerFailed, match=r"node1 was not heard of for 10\.0 s"):
-                await asyncio.wait_for(waiting, 2.0)
+                await asyncio.wait_for(waiting, HANG_S)
             with pytest.raises(WorkerFailed, match=r"node1 was not heard of for 10\.0 s"):
                 await cluster.peers.request(1, forward, 3600.0)
 
@@ -165,4 +162,4 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         await newer.close()
         context.destroy(linger=0)
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), HANG_S))

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters.curve import make_keys
 from yatt.collectives import group
 from yatt.engine.meeting import EnginePlace, RankMeeting
 from yatt.paths import RunPaths
-
-LIMIT_S = 30.0
 
 
 class Rank(threading.Thread):
@@ -29,7 +28,7 @@ class Rank(threading.Thread):
     def run(self) -> None:
         self.meeting.meet()
 
-    def has_met(self, within_s: float = LIMIT_S) -> bool:
+    def has_met(self, within_s: float = HANG_S) -> bool:
         self.join(within_s)
         return not self.is_alive()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.core.test_placement import config
 from yatt.adapters.memory import FRESH_S, ProcessGroups
 from yatt.adapters.process import Child
@@ -51,7 +52,7 @@ def worker() -> Iterator[subprocess.Popen]:
     assert process.stdout.readline() == "full\n"
     yield process
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
+    process.communicate(timeout=HANG_S)
 
 
 def fork(worker: subprocess.Popen) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvml.bench import JUDGE, LIMIT_S, MIB, Bench, hold, stranger
+from tests.nvml.bench import JUDGE, MIB, Bench, hold, stranger
+from tests.runs import HANG_S
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
 from yatt.control.gpus.arbiter import Holding
@@ -203,12 +204,12 @@ def test_a_stranger_that_leaves_in_time_is_waited_for(make, gpus):
     async def scenario():
         with stranger() as process:
             await hold(gpus / "orders", process.pid, 700 * MIB)
-            async with make(memory_check_s=LIMIT_S).running() as bench:
+            async with make(memory_check_s=HANG_S).running() as bench:
                 bench.arbiter.want(bench.slab, TRAINER)
                 await asyncio.sleep(0.3)
                 assert bench.arbiter.lease(bench.slab).stage is Stage.CHECKING
                 process.kill()
-                process.wait(10)
+                process.wait(HANG_S)
                 await bench.give(TRAINER)
 
     asyncio.run(scenario())
@@ -327,7 +328,7 @@ def test_an_engine_of_two_is_started_again_only_once_its_gpu_is_free(make, gpus)
             assert (neighbour.child.pid, neighbour.starts, engine.starts) == (pid, 1, 2)
             assert (bench.arbiter.lease(bench.slab).stage, len(bench.told("lease.grant"))) == (Stage.HELD, 2)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
 
 def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the_slab(make, gpus):
@@ -347,7 +348,7 @@ def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the
             told = [event["cause"] for event in bench.told("lease.not_free")]
             assert told and all(cause.startswith("on slab n0s0 there is process") for cause in told)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
 
 def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
@@ -381,10 +382,10 @@ def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
                 await asyncio.sleep(0.01)
             for engine, _ in exits:
                 bench.arbiter.died(engine)
-            await bench.arbiter.settled(bench.slab, ROLLOUT, LIMIT_S)
+            await bench.arbiter.settled(bench.slab, ROLLOUT, HANG_S)
             assert started == [(engine.name, 3) for engine in engines]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
 
 def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_taken_back(make):
@@ -412,7 +413,7 @@ def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_tak
             await bench.give(ROLLOUT)
             assert (neighbour.starts, engine.starts) == (1, 2)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
 
 def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mistake(gpus):

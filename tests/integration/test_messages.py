@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tests.obs_runs import make_run
+from tests.runs import HANG_S
 from tests.unit.launch.test_attempts import CRASH, FINISHED, Here, crashed, run_of
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.ledger import ENDED, STARTED, note
@@ -54,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
     thread.start()
     yield server
     server.shutdown()
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_S)
     server.server_close()
 
 

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.runs import LOADED, environment, kill
+from tests.runs import HANG_S, LOADED, environment, kill
 from tests.unit.core.test_placement import config
 from yatt import clock
 from yatt.adapters.nursery_link import Fork
@@ -121,7 +121,7 @@ def test_descriptors_of_a_nursery_that_is_ended_can_be_used_again(tmp_path, monk
                     reading = asyncio.ensure_future(loop.sock_recv(ours, 1))
                     await asyncio.sleep(0.01)
                     theirs.send(b"x")
-                    assert await asyncio.wait_for(reading, 5.0 * LOADED) == b"x"
+                    assert await asyncio.wait_for(reading, HANG_S) == b"x"
             finally:
                 for each in pairs:
                     for end in each:
@@ -209,7 +209,7 @@ def test_an_import_without_an_end_costs_the_time_of_a_start(tmp_path, monkeypatc
     async def main() -> None:
         async with scene(tmp_path, monkeypatch, planted="a long import", start_timeout_s=2.0) as node:
             worker = node.engines[0]
-            await asyncio.wait_for(node.supervisor.start(worker), 10.0 * LOADED)
+            await asyncio.wait_for(node.supervisor.start(worker), HANG_S)
             (end,) = node.events("worker.end")
             assert end["how"] == "could not be started: nursery-scripted-n0.1 still imports its libraries"
             assert node.supervisor.exits.get_nowait() == (worker, end["how"])

@@ -106,11 +106,11 @@ def no_child_left_behind(request) -> Iterator[None]:
     shared = request.getfixturevalue("nursery").process.pid if "nursery" in request.fixturenames else 0
     before = children_of(os.getpid()) | {shared}
     yield
-    wait_for(lambda: not children_of(os.getpid()) - before, timeout_s=20, what="the end of all children")
+    wait_for(lambda: not children_of(os.getpid()) - before, what="the end of all children")
 
 
 def said(log: Path) -> dict[str, Any]:
-    line = wait_for(lambda: log.exists() and log.read_text().partition("\n")[0], timeout_s=30, what="words")
+    line = wait_for(lambda: log.exists() and log.read_text().partition("\n")[0], what="words")
     return json.loads(line)
 
 
@@ -199,7 +199,7 @@ def test_the_owners_end_is_the_childs(tmp_path) -> None:
         reap(pids)  # of ours now, as we are a subreaper
         return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
-    wait_for(are_gone, timeout_s=20, what="the end of the children")
+    wait_for(are_gone, what="the end of the children")
 
 
 @pytest.mark.parametrize("planted, why", [
@@ -279,7 +279,7 @@ def test_a_process_between_that_stands_still_costs_a_limit(tmp_path, monkeypatch
         reap(stopped[1:])
         return not Path(f"/proc/{stopped[1]}").exists()
 
-    wait_for(is_gone, timeout_s=10, what="the end of a child that nobody waits for")
+    wait_for(is_gone, what="the end of a child that nobody waits for")
     assert not (tmp_path / "1.log").read_text(), "it has not begun"
     nursery.close()
 

@@ -18,7 +18,7 @@ import zmq
 from tests.frames import as_message, frames
 from tests.integration.trainer.test_meeting import ZMTP, heard, listening, stranger_keys
 from tests.property.test_frame_fuzz import calls, notice
-from tests.runs import RunFile, living, rows, start, wait_for
+from tests.runs import HANG_S, RunFile, living, rows, start, wait_for
 from yatt.adapters.curve import CurveKeys, calling_socket
 from yatt.records import cluster as c
 from yatt.records.codec import encode_frame
@@ -27,7 +27,6 @@ COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
 ATTEMPT = 1
 ITERATIONS = 100_000
-BOUND_S = 60.0
 
 
 def harmless(count: int, chance: random.Random) -> Iterator[list[bytes]]:
@@ -81,7 +80,7 @@ def shout(address: str, port: int, chance: random.Random) -> None:
     said += chance.randbytes(chance.choice((0, 7, 300, 100_000))) + chance.choice(
         (b"", b"\x06\xff" + b"\xff" * 8)
     )
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=5) as line:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=HANG_S) as line:
         line.settimeout(0.2)  # nobody reads from some of them
         line.sendall(said)
 
@@ -121,7 +120,7 @@ def test_a_live_run_acts_on_nothing_that_comes_to_its_ports_and_sockets_from_oth
         for path in private:
             assert sent(f"ipc://{path}", "stranger", None, harmless(share, chance)) == 0, (SEED, path)
         there = len(rows(metrics))
-        wait_for(lambda: len(rows(metrics)) > there + 1, timeout_s=BOUND_S, what=f"more iterations ({SEED})")
+        wait_for(lambda: len(rows(metrics)) > there + 1, what=f"more iterations ({SEED})")
         assert process.poll() is None, SEED
     finally:
         process.terminate()

@@ -112,7 +112,7 @@ def test_a_process_without_a_handler_gets_no_signal_and_would_ignore_it(spawn: S
 def test_a_stopped_process_is_named_as_one_that_did_not_answer(spawn: Spawn, tmp_path: Path) -> None:
     process = spawn(PREPARED, str(tmp_path))
     process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: stacks_here(tmp_path, 0.3)[0].state.startswith("T"), timeout_s=10, what="the stop")
+    wait_for(lambda: stacks_here(tmp_path, 0.3)[0].state.startswith("T"), what="the stop")
     assert stacks_here(tmp_path, 0.5)[0].text == ""
     process.send_signal(signal.SIGCONT)
     assert "in deep" in stacks_here(tmp_path, 20)[0].text
@@ -147,7 +147,7 @@ def test_every_process_of_a_run_shows_its_stack_also_one_that_hangs_and_holds_th
         for pid in living(run.run_dir):
             kill(pid)
         process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=30, what="all to be gone")
+    wait_for(lambda: not living(run.run_dir), what="all to be gone")
     assert "no process of" in yatt("stack", str(run.run_dir)).stderr
 
 

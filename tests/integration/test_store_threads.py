@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.runs import wait_for
+from tests.runs import HANG_S, wait_for
 from yatt.adapters.curve import make_keys
 from yatt.adapters.key_value import KeyValueClient, KeyValueServer
 from yatt.collectives.store import RunStore
@@ -100,7 +100,7 @@ def test_a_call_without_an_answer_leaves_no_socket(
             with pytest.raises(DeadlineExceeded, match="did not answer 'count' within 0 s"):
                 hasty.call("count")
         # zmq's own thread closes the descriptors of a socket a little later
-        wait_for(lambda: num_descriptors() <= before, timeout_s=10, what="the sockets to be closed")
+        wait_for(lambda: num_descriptors() <= before, what="the sockets to be closed")
     finally:
         hasty.close()
 
@@ -130,10 +130,10 @@ def test_closing_ends_calls_that_wait(tmp_path: Path) -> None:
     waiting = [threading.Thread(target=wait) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    wait_for(lambda: num_descriptors() > before + 3, timeout_s=10, what="the calls to begin")
+    wait_for(lambda: num_descriptors() > before + 3, what="the calls to begin")
     client.close()
     for thread in waiting:
-        thread.join(10)
+        thread.join(HANG_S)
     silent.close(linger=0)
     context.term()
     assert len(ended) == 3 and all("was closed" in text for text in ended)

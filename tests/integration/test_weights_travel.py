@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.runs import HANG_S, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters import bulk
 from yatt.adapters.channel import Channel
@@ -155,7 +156,7 @@ class Sent:
     def note(self, kind: str) -> None:
         self.num[kind] += 1
         if self.num[kind] > self.limit:
-            assert self.opened.wait(20)
+            assert self.opened.wait(HANG_S)
 
 
 @pytest.fixture(autouse=True)
@@ -173,14 +174,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     monkeypatch.setattr(weight_segments, "MEET_S", 1.0)
     monkeypatch.setattr(weight_segments, "ANSWER_S", 0.5)
     return counts
-
-
-async def until(holds, what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"waited 10 s for {what}")
 
 
 def test_weights_arrive_whole_and_only_once(tmp_path: Path, sent: Sent) -> None:
@@ -263,7 +256,7 @@ def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path
             cluster.publish(2)
             sent.opened.set()
             with pytest.raises(WorkerFailed, match="is version 2 of attempt 1; version 1 of attempt 1"):
-                await asyncio.wait_for(taking, 5.0)
+                await asyncio.wait_for(taking, HANG_S)
             with pytest.raises(WorkerFailed):
                 taker.received(1)
 
@@ -282,7 +275,7 @@ def test_a_lost_or_unknown_source_fails_the_fetch_at_once(tmp_path: Path) -> Non
                 await taker.given.offer(c.OfferWeights(rank=0, policy_version=2, former_version=0))
             taker.peers.exclude(0, "was not heard of for 10.0 s")
             with pytest.raises(WorkerFailed, match=r"node0 was not heard of for 10\.0 s"):
-                await asyncio.wait_for(taker.take(1), 2.0)
+                await asyncio.wait_for(taker.take(1), HANG_S)
 
     asyncio.run(scene())
 
@@ -364,7 +357,7 @@ def test_a_node_that_does_not_answer_costs_those_behind_it_seconds(tmp_path: Pat
 
             cluster.members[1].given.offer = never  # type: ignore[method-assign]
             others = cluster.members[2:]
-            await asyncio.wait_for(asyncio.gather(*(member.take(1) for member in others)), 15)
+            await asyncio.wait_for(asyncio.gather(*(member.take(1) for member in others)), HANG_S)
             assert all(member.received(1) == content for member in others)
             assert [each["source"] for each in others[0].told("weights.fetch.fail")] == [1, 1]
             assert others[1].told("weights.fetch")[0]["sources"] == [2], "it is fed by the node before it"

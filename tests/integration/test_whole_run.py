@@ -219,7 +219,7 @@ def test_a_run_on_s3_goes_on_from_its_bucket_after_everything_was_killed(
     )  # fmt: skip
     kill(process.pid)
     process.communicate()
-    wait_for(lambda: not living(run.run_dir), timeout_s=20, what="the children to die with their parent")
+    wait_for(lambda: not living(run.run_dir), what="the children to die with their parent")
     assert ": cut off: its process is gone" in yatt("status", str(run.run_dir)).stdout
     cancelled = yatt("cancel", str(run.run_dir))
     assert cancelled.returncode == 2 and "is not running" in cancelled.stderr

@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 from tests.obs_runs import make_run
+from tests.runs import HANG_S
 from yatt.adapters.nvml import visible_devices
 from yatt.config.load import load_resolved
 from yatt.control.gpus.arbiter import Arbiter, Holding
@@ -20,7 +21,6 @@ from yatt.core.placement import ROLLOUT, TRAINER, genrm_role, place
 from yatt.obs.events import EventLog
 
 MIB = 1 << 20
-LIMIT_S = 20.0
 JUDGE = genrm_role("judge")
 
 
@@ -99,7 +99,7 @@ class Bench:
     def told(self, kind):
         return [event for line in self.lines if (event := json.loads(line))["kind"] == kind]
 
-    async def give(self, role, limit_s=LIMIT_S):
+    async def give(self, role, limit_s=HANG_S):
         self.arbiter.want(self.slab, role)
         await self.arbiter.settled(self.slab, role, limit_s)
 
@@ -141,4 +141,4 @@ def stranger(user="tests.nvml.gpu_user"):
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(HANG_S)

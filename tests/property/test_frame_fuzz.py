@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 from tests.frames import HUGE, as_message, damaged, frames, nonsense
+from tests.runs import HANG_S
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import CurveKeys, Gate, calling_socket, listening_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer
@@ -31,7 +32,6 @@ from yatt.records.codec import encode_frame
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
 ATTEMPT = 3
-BOUND_S = 20.0
 """A good request is answered within this, whatever came before it."""
 
 pytestmark = pytest.mark.timeout(max(120, COUNT // 10))
@@ -128,7 +128,7 @@ def test_a_channel_acts_on_valid_messages_alone_and_counts_all_others(tmp_path: 
 
 async def answered(raw: zmq.Socket, seq: int) -> None:
     """Wait for the answer to the request with this seq, among all else that is said."""
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(HANG_S):
         while True:
             with contextlib.suppress(zmq.Again):
                 found = as_message(raw.recv_multipart(zmq.NOBLOCK)[-1])
@@ -149,7 +149,7 @@ def test_a_worker_takes_valid_orders_alone(tmp_path: Path) -> None:
     server.recv_multipart()
     for parts in [*expected.sent, [encode_frame(ATTEMPT, expected.next_seq, 0, m.Stop())]]:
         server.send_multipart([b"engine", *parts])
-    taken, last, until_s = [], None, time.monotonic() + BOUND_S
+    taken, last, until_s = [], None, time.monotonic() + HANG_S
     while last != expected.next_seq and time.monotonic() < until_s:
         order = link.receive(0.1)
         if order is not None:
@@ -190,7 +190,7 @@ def test_the_ranks_key_value_service_goes_on_serving(tmp_path: Path) -> None:
         raw.send_multipart(parts)
     raw.send(msgspec.msgpack.encode(Call(number=77, kind="set", keys=("k",), value=b"v")))
     try:
-        until_s = time.monotonic() + BOUND_S
+        until_s = time.monotonic() + HANG_S
         while not client.call("get", "k").found:
             assert time.monotonic() < until_s, SEED
             time.sleep(0.05)
@@ -237,7 +237,7 @@ def test_whoever_has_no_key_of_the_run_is_not_heard_at_a_gate(tmp_path: Path, wh
         with pytest.raises(DeadlineExceeded):  # a server's key is no caller's
             await asked(CurveKeys(swapped(own, tmp_path / "swapped")), 1.0)
         assert not heard
-        assert await asked(own, BOUND_S) == m.Done()
+        assert await asked(own, HANG_S) == m.Done()
         await asyncio.gather(server.close(), *(line.close() for line in lines))
         gate.close()
         context.destroy(linger=0)
@@ -258,7 +258,7 @@ def test_a_message_of_a_higher_attempt_ends_the_reading_and_is_not_acted_on(tmp_
             raw.send(damage)  # of a newer attempt, and no message or notice
         raw.send(encode_frame(ATTEMPT + 1, 1, 0, m.Stop()))
         with pytest.raises(StaleAttempt):
-            await asyncio.wait_for(channel.failure(), BOUND_S)
+            await asyncio.wait_for(channel.failure(), HANG_S)
         assert channel.num_dropped == 3
         await channel.close()
         context.destroy(linger=0)

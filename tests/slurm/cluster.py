@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.runs import ROOT, wait_for
+from tests.runs import LOADED, ROOT, wait_for
 
 SCRIPTS = ROOT / "slurm" / "testcluster"
 Row = dict[str, str]
@@ -72,7 +72,7 @@ class Cluster:
         """A command in this cluster; gives its standard output, without the last newline."""
         done = subprocess.run(
             argv, env=self.env, cwd=cwd or self.root, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout_s, check=False,
+            capture_output=True, text=True, timeout=timeout_s * LOADED, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout.rstrip("\n")
@@ -107,7 +107,7 @@ class Cluster:
         text = self.call("scontrol", "show", "node", "-o", node)
         return dict(word.partition("=")[::2] for word in text.split() if "=" in word)["State"]
 
-    def wait_state(self, job_id: int, *states: str, timeout_s: float = 30) -> Row:
+    def wait_state(self, job_id: int, *states: str, timeout_s: float = 60) -> Row:
         """Until the job is in one of these states; gives what `show_job` says then."""
 
         def reached() -> Row | None:

@@ -237,7 +237,7 @@ class SubmittedRun:
 
     def check_nothing_left(self, dead: Collection[int]) -> None:
         """But on the nodes `dead`, whose machines were lost with all that was on them."""
-        wait_for(lambda: not living(self.paths.root), timeout_s=20, what=f"no process of {self.paths.root}")
+        wait_for(lambda: not living(self.paths.root), what=f"no process of {self.paths.root}")
         lost = set()
         for node in dead:
             for record in (self.paths.root / "attempts").glob(f"*/local/{node}*"):

@@ -163,7 +163,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(cluster, tmp_path, bli
     settings = {"run": {"dir": str(blind_node / "run")}}
     run = SubmittedRun(cluster, tmp_path, settings, components={"engines": {"nodelist": "n4"}})
     job_id = run.submit()
-    assert cluster.wait_state(int(job_id), "FAILED", timeout_s=40)["ExitCode"] == "2:0"
+    assert cluster.wait_state(int(job_id), "FAILED")["ExitCode"] == "2:0"
     says = f"n4 does not see the run folder {run.paths.root}; use a folder that all nodes share."
     assert ends(run.paths) == [(2, says)]
     assert says in run.launcher_log()
@@ -174,7 +174,7 @@ def test_a_batch_node_that_does_not_see_the_run_folder_is_named(cluster, tmp_pat
     settings = {"run": {"dir": str(blind_node / "run")}}
     run = SubmittedRun(cluster, tmp_path, settings, components={"trainer": {"nodelist": "n4"}})
     job_id = run.submit()
-    cluster.wait_state(int(job_id), "FAILED", timeout_s=40)
+    cluster.wait_state(int(job_id), "FAILED")
     says = run.yatt("status", str(run.paths.root)).stdout
     assert f"probably n4 does not see {run.paths.root}" in says
 

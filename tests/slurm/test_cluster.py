@@ -47,7 +47,7 @@ def test_a_job_in_high_takes_the_nodes_of_one_in_low_and_that_one_comes_back(clu
     cluster.wait_state(high, "COMPLETED")
     row = cluster.wait_state(low, "RUNNING")
     assert row["Restarts"] == "1"
-    wait_for(lambda: "start 1" in cluster.log(low), timeout_s=10, what="the second start")
+    wait_for(lambda: "start 1" in cluster.log(low), what="the second start")
 
 
 def test_a_crashed_node_goes_down_and_reset_brings_it_back(cluster: Cluster) -> None:
@@ -71,7 +71,7 @@ def test_jobs_run_on_while_the_controller_is_down(cluster: Cluster) -> None:
 
 def test_reset_ends_what_a_dead_slurmd_left_running(cluster: Cluster) -> None:
     job = cluster.sbatch(SLEEP, "--nodes=1", "--nodelist=n2")
-    wait_for(lambda: "start 0" in cluster.log(job), timeout_s=20, what="the job")
+    wait_for(lambda: "start 0" in cluster.log(job), what="the job")
     cluster.lost("n2")
     cluster.pause("n4")
     cluster.reset()

@@ -88,7 +88,7 @@ def test_a_controller_that_is_down_refuses_nothing(cluster: Cluster, tmp_path):
     reply = requeue.succeed([], {})
     assert reply.is_unreachable, reply
     cluster.ctld("start")
-    wait_for(lambda: requeue.state() is Job.SAME, timeout_s=30, what="the job to be known again")
+    wait_for(lambda: requeue.state() is Job.SAME, what="the job to be known again")
     assert requeue.succeed([], {}).code == 0
     assert requeue.state() is Job.OVER
     assert [row["id"] for row in cluster.squeue()] == [str(job_id)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from submitit.core.utils import FailedJobError
 
-from tests.runs import REWARD, RunFile, command, environment, kill, start, wait_for, yatt
+from tests.runs import HANG_S, REWARD, RunFile, command, environment, kill, start, wait_for, yatt
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
 from yatt.adapters.ledger import attempts
@@ -73,7 +73,7 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert f"{root}: finished, attempt 1\n" in after
     assert "pid" not in after, "no worker is left to tell of"
     assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "40/40", "finished"]
-    assert watch.wait(timeout=40) == 0
+    assert watch.wait(timeout=HANG_S) == 0
     logs.terminate()
     seen, log = watch.communicate()[0], logs.communicate()[0]
     assert "iteration 40/40" in seen
@@ -117,7 +117,7 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     assert (ended["exit_code"], ended["reason"]) == (75, "cancelled by its user")
     assert ended["committed"] >= run.step() >= 2, "what was trained is saved"
     assert f"stopped after iteration {ended['committed']}, which is saved" in done.stdout
-    cluster.wait_state(int(first), "CANCELLED", timeout_s=40)
+    cluster.wait_state(int(first), "CANCELLED")
     assert run.restarts(first) == 0
     assert status(run)["state"] == "stopped"
     run.check_nothing_left(())
@@ -127,7 +127,7 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     second = resumed(run)
     run.wait_step(ended["committed"] + 2)
     assert run.yatt("cancel", root, "--now").returncode == 0
-    cluster.wait_state(int(second), "CANCELLED", timeout_s=40)
+    cluster.wait_state(int(second), "CANCELLED")
     assert status(run)["state"] == f"cut off: job {second} is CANCELLED"
     third = resumed(run)
     run.wait_finished(third)

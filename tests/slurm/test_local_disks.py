@@ -39,7 +39,7 @@ def test_engines_that_are_started_again_need_the_copy_only(
     run.hurry()
     run.wait_finished(job_id)
     run.check(reference)
-    wait_for(lambda: not list(disk.glob("*/*")), timeout_s=20, what="the copies to be removed")
+    wait_for(lambda: not list(disk.glob("*/*")), what="the copies to be removed")
 
 
 def test_a_disk_that_is_not_there_costs_a_line(

@@ -181,9 +181,7 @@ def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference,
     os.kill(leader, signal.SIGCONT)
     run.hurry()
     run.wait_finished(job_id)
-    wait_for(
-        lambda: not os.path.exists(f"/proc/{leader}"), timeout_s=30, what="the stale attempt to end itself"
-    )
+    wait_for(lambda: not os.path.exists(f"/proc/{leader}"), what="the stale attempt to end itself")
     assert len(attempts(run.paths)) == 2, "the stale attempt claimed no attempt"
     heir = attempts(run.paths)[1].started
     late = [e for e in run.events("ckpt.commit", attempt=1) if e["wall"] > heir["wall"]]
@@ -232,7 +230,7 @@ def test_a_holder_that_wakes_after_its_lease_ran_out_is_refused(cluster: Cluster
     paused = run.pid("rollout-n3s0")
     os.kill(paused, signal.SIGSTOP)
     run.wait_event("lease.expire", slab="n3s0")
-    wait_for(lambda: run.pid("rollout-n3s0") != paused, timeout_s=30, what="the engine to be replaced")
+    wait_for(lambda: run.pid("rollout-n3s0") != paused, what="the engine to be replaced")
     assert not os.path.exists(f"/proc/{paused}"), "it was killed before another got its slab"
     run.wait_finished(job_id)
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])

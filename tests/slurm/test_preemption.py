@@ -77,7 +77,7 @@ def test_a_finished_run_that_is_requeued_ends_at_once(cluster: Cluster, referenc
     run.wait_finished(job_id)
     before = len(attempts(run.paths))
     cluster.call("scontrol", "requeue", job_id)
-    wait_for(lambda: run.restarts(job_id) == 1, timeout_s=30, what="the requeue")
+    wait_for(lambda: run.restarts(job_id) == 1, what="the requeue")
     cluster.wait_state(int(job_id), "COMPLETED", timeout_s=60)
     assert "is finished: nothing to do" in run.launcher_log()
     assert len(attempts(run.paths)) == before, "no attempt was claimed, so nothing was started"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.obs_runs import make_run
+from tests.runs import HANG_S
 from yatt.adapters.run_config import load_run
 from yatt.cli.finding import run_folder
 from yatt.cli.main import command_parser, main
@@ -79,7 +80,7 @@ def complete(script, *words):
     asking = f"COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}; _yatt"
     line = f"{script}\n{asking}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(
-        ["bash", "--norc", "-c", line], capture_output=True, text=True, check=True, timeout=30
+        ["bash", "--norc", "-c", line], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert done.stderr == ""
     return done.stdout.split()

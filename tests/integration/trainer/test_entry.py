@@ -9,6 +9,7 @@ import zmq
 
 from tests.integration.trainer.conftest import child_environment
 from tests.integration.trainer.program import make_config, plans, samples
+from tests.runs import HANG_S
 from yatt.adapters.curve import make_keys
 from yatt.adapters.host_segment import SegmentReader, Stamp, segment_path
 from yatt.config.load import resolved_text
@@ -120,7 +121,7 @@ def test_a_trainer_process_lives_through_an_iteration(trainer):
     assert newest.token == 6
     assert newest.work > 10
     assert controller.order(m.Stop()) == m.Done()
-    assert process.wait(30) == 0
+    assert process.wait(HANG_S) == 0
 
 
 def check_costs(costs):

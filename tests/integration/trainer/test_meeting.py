@@ -18,7 +18,7 @@ import zmq
 import zmq.auth
 
 from tests.integration.trainer.conftest import child_environment
-from tests.runs import RunFile, living, start, wait_for
+from tests.runs import HANG_S, RunFile, living, start, wait_for
 from yatt.adapters.curve import CurveKeys, calling_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer, Table
 
@@ -123,7 +123,7 @@ TCP_STORE = bytes([0]) + struct.pack("<I", 0x3C85F7CE) + bytes([7])
 
 def heard(address: str, port: int, said: bytes) -> bytes:
     """What a port answers within three seconds to somebody who has no key."""
-    with socket.create_connection((address, port), timeout=5) as line:
+    with socket.create_connection((address, port), timeout=HANG_S) as line:
         if said:
             line.sendall(said)
         line.settimeout(3)
@@ -204,7 +204,7 @@ def test_who_waits_for_a_key_is_answered_once_it_is_there(keys):
         time.sleep(0.1)
         assert not done
         client.call("set", "b", value=b"")
-        waiting.join(10)
+        waiting.join(HANG_S)
         assert done[0].found
         assert client.call("get", "a").value == b"\x00\xff"
         assert not client.call("check", "c", park_s=0.1).found

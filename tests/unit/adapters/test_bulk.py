@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters import bulk
 from yatt.errors import WorkerFailed
 
@@ -82,7 +83,7 @@ def test_a_range_of_other_blocks_is_refused_because_a_nonce_seals_one_block_only
     server: bulk.BulkServer, begin: int, end: int
 ) -> None:
     ticket = server.offer(Offered())
-    with socket.create_connection((ticket.host, ticket.port), timeout=5) as connection:
+    with socket.create_connection((ticket.host, ticket.port), timeout=HANG_S) as connection:
         connection.sendall(bulk._HELLO.pack(ticket.name, begin, end))
         assert connection.recv(100) == b""
 
@@ -96,7 +97,7 @@ def test_without_the_key_there_are_only_sealed_bytes_and_without_the_name_none(
         got(replace(ticket, key=bytes(32)))
     with pytest.raises(WorkerFailed, match="ended the transfer"):
         got(replace(ticket, name=bytes(16)))
-    with socket.create_connection((ticket.host, ticket.port), timeout=5) as connection:
+    with socket.create_connection((ticket.host, ticket.port), timeout=HANG_S) as connection:
         connection.sendall(bulk._HELLO.pack(ticket.name, 0, BLOCK))
         sealed = b"".join(iter(lambda: connection.recv(4096), b""))
     assert len(sealed) == 4 + BLOCK + 16
@@ -108,7 +109,7 @@ def test_what_is_changed_on_the_way_is_refused(server: bulk.BulkServer, change: 
     ticket, other = server.offer(Offered()), server.offer(Offered())
 
     def sealed(of: bulk.Ticket, begin: int) -> bytes:
-        with socket.create_connection((of.host, of.port), timeout=5) as connection:
+        with socket.create_connection((of.host, of.port), timeout=HANG_S) as connection:
             connection.sendall(bulk._HELLO.pack(of.name, begin, begin + BLOCK))
             return b"".join(iter(lambda: connection.recv(4096), b""))
 
@@ -169,10 +170,10 @@ def test_old_offers_end_and_strangers_cost_a_slot_for_a_limited_time(
     silent = [socket.create_connection((tickets[0].host, tickets[0].port)) for _ in range(5)]
     assert len(got(tickets[2])) == 8
     for connection in silent:
-        connection.settimeout(5)
+        connection.settimeout(HANG_S)
         assert connection.recv(1) == b"", "given up after HELLO_S"
         connection.close()
-    slow = socket.create_connection((tickets[0].host, tickets[0].port), timeout=5)
+    slow = socket.create_connection((tickets[0].host, tickets[0].port), timeout=HANG_S)
     began_s = time.monotonic()
     with contextlib.suppress(OSError):
         while time.monotonic() - began_s < 30:

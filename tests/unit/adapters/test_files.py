@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters import files
 from yatt.adapters.attempt_claim import check_newest, claim_attempt, mark_finished, remove_leftovers
 from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed, unsealed_any
@@ -52,7 +53,7 @@ def test_racing_starts_claim_different_attempts(tmp_path: Path) -> None:
     starts = [context.Process(target=_claim, args=(str(tmp_path), results)) for _ in range(8)]
     for process in starts:
         process.start()
-    attempts = sorted(results.get(timeout=20) for _ in starts)
+    attempts = sorted(results.get(timeout=HANG_S) for _ in starts)
     for process in starts:
         process.join()
     assert attempts == list(range(1, 9))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters.interface import IF_INET6, address_of, interface_of
 from yatt.config.site import SiteConfig, load_site
 from yatt.errors import ConfigError
@@ -30,7 +31,7 @@ def test_ipv6() -> None:
     assert own_address(site, {}) == "::1"
     assert own_address(SiteConfig(), {"SLURM_LAUNCH_NODE_IPADDR": "::1"}) == "::1"
     with listening_place("::1") as server:
-        socket.create_connection(server.getsockname()[:2], timeout=5).close()
+        socket.create_connection(server.getsockname()[:2], timeout=HANG_S).close()
     with pytest.raises(ConfigError, match="'ib7' has no IPv6 address"):
         own_address(SiteConfig(interface="ib7", ip_version=6), {})
 

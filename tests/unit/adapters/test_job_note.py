@@ -83,7 +83,7 @@ def test_eight_submitters_are_inside_one_after_another(tmp_path):
 
 def test_one_that_is_killed_inside_is_in_nobodys_way(tmp_path):
     killed = submitter(tmp_path, 0, 600)
-    wait_for((tmp_path / "submitting").exists, timeout_s=30, what="the claim")
+    wait_for((tmp_path / "submitting").exists, what="the claim")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "0\n"
     killed.kill()

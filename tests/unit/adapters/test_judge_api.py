@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.runs import HANG_S
 from yatt.adapters import judge_api
 from yatt.adapters.judge_api import JudgeApi, check_api, read_answer, retry_after_s
 from yatt.config.scoring import ApiSection, GenRMSection, VerdictSection
@@ -275,7 +276,7 @@ def test_more_connections_than_the_librarys_default(serve) -> None:
     def answer(number: int) -> Answer:
         if number >= 105:  # no answer yet: all of them are under way
             are_many.set()
-        are_many.wait(30)
+        are_many.wait(HANG_S)
         return says("8")
 
     service = serve(answer)
@@ -285,7 +286,7 @@ def test_more_connections_than_the_librarys_default(serve) -> None:
 
 def test_a_slow_service_costs_its_time_limit(serve) -> None:
     held = threading.Event()
-    service = serve(lambda _: (held.wait(20), says("8"))[1])
+    service = serve(lambda _: (held.wait(HANG_S), says("8"))[1])
     with pytest.raises(WorkerFailed, match=r"no answer within api\.timeout_s 0\.2"):
         complete(judge(service.url, timeout_s=0.2, retries=1))
     held.set()

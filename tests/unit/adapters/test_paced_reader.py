@@ -3,6 +3,7 @@
 import asyncio
 import os
 
+from tests.runs import HANG_S
 from yatt.adapters.paced_reader import PacedReader
 
 
@@ -53,7 +54,7 @@ def test_the_first_is_read_at_once_and_the_next_ones_together() -> None:
         assert pipe.got.endswith(b"c"), "at once again"
         pipe.close()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), HANG_S))
 
 
 def test_a_second_end_does_not_touch_a_descriptor_that_got_the_same_number() -> None:
@@ -67,7 +68,7 @@ def test_a_second_end_does_not_touch_a_descriptor_that_got_the_same_number() -> 
         assert new.got == b"a"
         new.close()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), HANG_S))
 
 
 def test_without_a_pause_everything_is_read_at_once_and_after_the_end_nothing() -> None:
@@ -81,4 +82,4 @@ def test_without_a_pause_everything_is_read_at_once_and_after_the_end_nothing() 
         assert b"b" not in pipe.got
         pipe.close()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    asyncio.run(asyncio.wait_for(scene(), HANG_S))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import children_of
-from tests.runs import environment, wait_for
+from tests.runs import HANG_S, environment, wait_for
 from tests.standing_still import interpreter_that_stands_still
 from yatt.adapters import bound
 from yatt.adapters.process import END, ChildProgram, ChildStart, Identity, open_log, spawn
@@ -29,10 +29,10 @@ def test_a_child_can_be_ended_also_where_its_parent_was_told_to_ignore_the_signa
         child = spawn([sys.executable, "-c", SLEEPER], env={}, log=tmp_path / "log")
     finally:
         signal.signal(END, before)
-    wait_for(lambda: (tmp_path / "log").read_text(), timeout_s=10, what="the program to begin")
+    wait_for(lambda: (tmp_path / "log").read_text(), what="the program to begin")
     child.send_signal(END)
     try:
-        assert child.wait(timeout=10) == -END
+        assert child.wait(timeout=HANG_S) == -END
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -73,7 +73,7 @@ def test_workers_and_what_they_start_do_not_hear_signals_for_controllers(tmp_pat
 
 def test_a_program_that_does_not_exist_is_named(tmp_path):
     child = spawn(["/nowhere/srun"], env=os.environ, log=tmp_path / "log")
-    assert child.wait(timeout=10) == bound.NOT_STARTED
+    assert child.wait(timeout=HANG_S) == bound.NOT_STARTED
     assert "/nowhere/srun cannot be started: No such file or directory" in (tmp_path / "log").read_text()
 
 
@@ -129,8 +129,8 @@ def parent_of(python: str, log: Path, code: str, until: str) -> Iterator["subpro
 def test_a_child_dies_with_its_parent(tmp_path):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with parent_of(sys.executable, tmp_path / "log", code, "begun"):
-        pid = int(wait_for((tmp_path / "log").read_text, timeout_s=10, what="the child's number"))
-    wait_for(lambda: Identity.of(pid) is None, timeout_s=10, what="the child to end")
+        pid = int(wait_for((tmp_path / "log").read_text, what="the child's number"))
+    wait_for(lambda: Identity.of(pid) is None, what="the child to end")
 
 
 def test_a_child_that_begins_after_its_parent_has_ended_does_nothing(tmp_path):
@@ -138,12 +138,12 @@ def test_a_child_that_begins_after_its_parent_has_ended_does_nothing(tmp_path):
     with interpreter_that_stands_still(tmp_path / "venv/bin/python") as lease:
         python, log = str(tmp_path / "venv/bin/python"), tmp_path / "log"
         with parent_of(python, log, "print('it runs')", "started") as parent:
-            (child,) = wait_for(lambda: children_of(parent.pid), timeout_s=10, what="a child")
+            (child,) = wait_for(lambda: children_of(parent.pid), what="a child")
             waits = Path(f"/proc/{child}/wchan")
-            wait_for(lambda: "lease" in waits.read_text(), timeout_s=10, what="it to wait for its program")
+            wait_for(lambda: "lease" in waits.read_text(), what="it to wait for its program")
         assert Identity.of(child) is not None
         lease.release()
-        wait_for(lambda: Identity.of(child) is None, timeout_s=10, what="the child to end")
+        wait_for(lambda: Identity.of(child) is None, what="the child to end")
     assert log.read_text() == ""
 
 
@@ -165,7 +165,7 @@ def test_a_program_that_stands_still_holds_nobody_up_and_can_be_given_up(tmp_pat
 
     with interpreter_that_stands_still(tmp_path / "venv/bin/python"):
         monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
-        asyncio.run(asyncio.wait_for(main(), 30))
+        asyncio.run(asyncio.wait_for(main(), HANG_S))
     assert (tmp_path / "still").read_text() == ""
 
 
@@ -176,7 +176,7 @@ def test_a_child_that_has_begun_meanwhile_is_given_up_too(tmp_path):
         start.give_up()
         assert await child.ended == -signal.SIGKILL
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), HANG_S))
 
 
 ORPHANED = """
@@ -226,7 +226,7 @@ def test_a_program_that_cannot_be_executed_for_a_while_is_waited_for(tmp_path):
         child = spawn([str(program)], env=os.environ, log=tmp_path / "log")
         time.sleep(0.5)
         assert child.poll() is None and (tmp_path / "log").read_text() == ""
-    assert child.wait(timeout=10) == 0
+    assert child.wait(timeout=HANG_S) == 0
     assert (tmp_path / "log").read_text() == "it runs\n"
 
 
@@ -239,4 +239,4 @@ def test_a_start_that_cannot_even_be_tried_has_failed(tmp_path):
         await start.over
         return str(caught.value)
 
-    assert asyncio.run(asyncio.wait_for(main(), 30))
+    assert asyncio.run(asyncio.wait_for(main(), HANG_S))

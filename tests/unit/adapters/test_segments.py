@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
-from tests.runs import environment
+from tests.runs import HANG_S, environment
 from yatt.adapters import segments
 from yatt.adapters.segments import Rotation, SegmentTail, newest_segment, segments_of
 from yatt.adapters.writer import BackgroundWriter
@@ -27,7 +27,7 @@ def write(rotation: Rotation, lines: "list[str]") -> None:
     writer = BackgroundWriter(place=rotation.place)
     for line in lines:
         writer.append(rotation.first, line)
-    assert writer.close(20.0)
+    assert writer.close(HANG_S)
 
 
 def rotated(folder: Path, most_bytes: int = 200, keep: int = 10**6) -> Rotation:

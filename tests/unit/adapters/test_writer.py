@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import environment, wait_for
+from tests.runs import HANG_S, environment, wait_for
 from yatt.adapters import writer as writer_module
 from yatt.adapters.lines import read_records
 from yatt.adapters.log_thread import logging_by_a_thread
@@ -41,7 +41,7 @@ else:
 while not writer.failing_s:
     time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-assert writer.close(30)
+assert writer.close(180)
 """
 
 
@@ -63,7 +63,7 @@ def test_a_line_follows_a_torn_one_on_a_line_of_its_own(tmp_path: Path) -> None:
     path.write_bytes(b'{"number": 0}\n{"num')
     writer = BackgroundWriter()
     writer.append(path, '{"number": 1}')
-    assert writer.close(10)
+    assert writer.close(HANG_S)
     assert path.read_bytes() == b'{"number": 0}\n{"num\n{"number": 1}\n'
 
 
@@ -80,15 +80,15 @@ def test_many_lines_make_few_writes_and_a_lone_one_or_a_flush_waits_for_nothing(
 
     writer = BackgroundWriter(place=place)
     writer.append(path, "0")
-    wait_for(lambda: path.exists() and path.read_text() == "0\n", timeout_s=40, what="the lone line")
+    wait_for(lambda: path.exists() and path.read_text() == "0\n", what="the lone line")
     for number in range(1, 100):
         writer.append(path, str(number))
         time.sleep(0.001)
     assert num_writes == 1
-    assert writer.flush(40)
+    assert writer.flush(HANG_S)
     assert num_writes == 2
     assert path.read_text().split() == [str(number) for number in range(100)]
-    assert writer.close(4)
+    assert writer.close(HANG_S)
 
 
 @pytest.mark.parametrize("fails", ["call", "place"])
@@ -106,7 +106,7 @@ def test_an_error_that_is_not_the_filesystems_costs_what_was_written_and_nothing
     writer = BackgroundWriter(place=place)
     writer.call(broken) if fails == "call" else writer.append(tmp_path / "bad", "{}")
     writer.append(tmp_path / "good", "{}")
-    assert writer.close(10)
+    assert writer.close(HANG_S)
     assert (tmp_path / "good").read_text() == "{}\n"
     assert writer.num_lost == 1
     assert "is skipped" in caplog.text
@@ -117,7 +117,7 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: P
     gate, path = threading.Event(), tmp_path / "events.jsonl"
     writer = BackgroundWriter(most_bytes=1000)
     events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: writer.append(path, line))
-    writer.call(lambda: gate.wait(30) and None)
+    writer.call(lambda: gate.wait(HANG_S) and None)
 
     async def main() -> None:
         watching = asyncio.create_task(watch_writer(writer, events, period_s=0.05))
@@ -132,7 +132,7 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: P
             await watching
 
     asyncio.run(main())
-    assert writer.close(10)
+    assert writer.close(HANG_S)
     records = read_records(path)[0]
     late = [record for record in records if record.get("kind") == "telemetry.late"]
     lines = [record for record in records if "number" in record]
@@ -172,7 +172,7 @@ def test_a_log_that_hangs_ends_no_process_and_keeps_none_from_ending(hanging) ->
     began_s = time.monotonic()
     hanging.stdin.write(b"\n")
     hanging.stdin.flush()
-    assert hanging.wait(timeout=40) == 0
+    assert hanging.wait(timeout=HANG_S) == 0
     assert time.monotonic() - began_s < 20
 
 
@@ -180,11 +180,11 @@ def test_lines_of_a_log_that_were_lost_are_counted_in_it(hanging) -> None:
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.extend(hanging.stderr))
     reader.start()
-    wait_for(lambda: len(read) > 100, timeout_s=20, what="what waited")
+    wait_for(lambda: len(read) > 100, what="what waited")
     time.sleep(0.5)
     hanging.stdin.write(b"\n")
     hanging.stdin.flush()
-    reader.join(timeout=20)
+    reader.join(timeout=HANG_S)
     kept = sum(b"INFO x line" in line for line in read)
     lost = sum(int(n) for line in read for n in re.findall(rb"(\d+) lines of this log were lost", line))
     assert lost > 0

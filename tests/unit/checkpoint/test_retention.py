@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import BUCKET
 from tests.killed_store import Killed, KilledStore
+from tests.runs import HANG_S
 from tests.unit.checkpoint.test_manifest import manifest, started
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.retention import metric_values, retain
@@ -183,14 +184,14 @@ def test_a_retention_waits_for_the_one_before_it(store):
 
         def delete_folder(self, folder):
             self.began.set()
-            assert self.goes_on.wait(20)
+            assert self.goes_on.wait(HANG_S)
             store.delete_folder(folder)
 
     checkpoints, slow = filled(store), Slow()
     checkpoints.store = slow
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(retain, checkpoints, CheckpointSection(keep=3))
-        assert slow.began.wait(20)
+        assert slow.began.wait(HANG_S)
         checkpoints.store = store
         checkpoints.commit(manifest(store, 6))
         checkpoints.store = slow

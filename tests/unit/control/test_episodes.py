@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.runs import RunFile
+from tests.runs import HANG_S, RunFile
 from tests.unit.control.engine_stand_in import Engines, completion
 from yatt.adapters.dataset import Row
 from yatt.adapters.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class Bench:
         if not self.local.is_awake("engine.1"):
             await self.local.add("engine.1", ROLLOUT, self.node.slabs[0], 3)
         subject = self.subject()
-        await asyncio.wait_for(self.episodes.extend(subject, may_sample), 20)
+        await asyncio.wait_for(self.episodes.extend(subject, may_sample), HANG_S)
         return subject.sample
 
     def prompts(self) -> list[bytes]:

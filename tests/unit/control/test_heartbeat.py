@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.runs import HANG_S
 from yatt.adapters.files import read_or_none, unsealed
 from yatt.control.membership.deadman import write_heartbeat
 from yatt.paths import RunPaths
@@ -17,7 +18,7 @@ def test_the_heartbeat_outlives_a_folder_that_cannot_be_written_for_a_while(tmp_
     async def beat() -> int:
         beating = asyncio.create_task(write_heartbeat(paths, ATTEMPT, period_s=0.01))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while "cannot be written" not in caplog.text:
                     await asyncio.sleep(0.01)
                 path.rmdir()

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
 from yatt.adapters.record_file import RecordWriter
@@ -85,7 +86,7 @@ async def killed(bench: Bench, iteration: int, target: int, num_kept: int) -> No
         files = kept_files.kept_files(folder)
         size = sum((folder / file.name).stat().st_size for file in files)
         is_there = len(events(bench, "rollout.group.accept")) + bench.num_dropped() >= num_kept and size > 0
-    assert bench.writer.flush(5.0)
+    assert bench.writer.flush(HANG_S)
     advancing.cancel()
     await asyncio.gather(advancing, return_exceptions=True)
 
@@ -207,7 +208,7 @@ def test_groups_that_wait_for_a_genrm_are_kept_and_scored_later(make: Make) -> N
 
     async def scene(of: Bench) -> None:
         assert (await of.advance(1, 3)).missing == 3
-        assert of.writer.flush(5.0)
+        assert of.writer.flush(HANG_S)
 
     asyncio.run(scene(bench))
     again = make(answers, attempt=2)
@@ -221,7 +222,7 @@ def test_files_are_removed_as_soon_as_no_attempt_can_use_them(make: Make) -> Non
     folder = bench.node.paths.kept_groups
 
     def iterations() -> list[int]:
-        assert bench.writer.flush(5.0)
+        assert bench.writer.flush(HANG_S)
         return [file.iteration for file in kept_files.kept_files(folder)]
 
     async def scene() -> None:
@@ -245,7 +246,7 @@ def test_a_write_that_hangs_delays_nothing_and_takes_bounded_memory(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
-    monkeypatch.setattr(RecordWriter, "append", lambda *_: hung.wait(20))
+    monkeypatch.setattr(RecordWriter, "append", lambda *_: hung.wait(HANG_S))
     monkeypatch.setattr(kept, "MOST_WAITING_BYTES", 2000)
     bench = make(answers)
 
@@ -299,7 +300,7 @@ def test_a_folder_that_does_not_answer_costs_a_limited_wait(
 ) -> None:
     hung = threading.Event()
     monkeypatch.setattr(kept, "READ_S", 0.2)
-    monkeypatch.setattr(kept_files, "kept_files", lambda _: hung.wait(20) and [])
+    monkeypatch.setattr(kept_files, "kept_files", lambda _: hung.wait(HANG_S) and [])
     bench = make(answers)
     assert len(asyncio.run(bench.advance(1, 4)).groups) == 4
     (said,) = events(bench, "groups.pass_over")
@@ -313,7 +314,7 @@ def test_a_folder_that_does_not_answer_costs_a_limited_wait(
 def test_no_damage_to_a_file_raises_or_gives_another_group(make: Make) -> None:
     bench = make(answers)
     asyncio.run(bench.advance(1, 8))
-    assert bench.writer.flush(5.0)
+    assert bench.writer.flush(HANG_S)
     folder = bench.node.paths.kept_groups
     (file,) = kept_files.kept_files(folder)
     data, draw = (folder / file.name).read_bytes(), random.Random(int(os.environ.get("YATT_FUZZ_SEED", "5")))
@@ -323,7 +324,7 @@ def test_no_damage_to_a_file_raises_or_gives_another_group(make: Make) -> None:
     monkey.setattr(kept, "find_groups", lambda found: search.append(found) or kept_files.Found())
     asyncio.run(again.advance(1, 8))
     monkey.undo()
-    assert again.writer.flush(5.0)
+    assert again.writer.flush(HANG_S)
     for extra in kept_files.kept_files(folder):
         if extra != file:
             (folder / extra.name).unlink()

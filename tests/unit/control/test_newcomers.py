@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.core.test_placement import disaggregated
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
@@ -99,7 +100,7 @@ def test_a_first_life_reports_its_room_at_once() -> None:
 def test_a_newcomers_engines_wait_for_their_first_weights() -> None:
     async def play() -> None:
         made = [Publications(node_of(1, life), Peers(), None, Progress(int)) for life in (1, 2)]  # type: ignore[arg-type]
-        assert await asyncio.wait_for(made[0].newer_than(None), 1) is None
+        assert await asyncio.wait_for(made[0].newer_than(None), HANG_S) is None
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(made[1].newer_than(None), 0.1)
 

@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import publish, sealed
 from yatt.control.membership.newer_attempt import watch_newer_attempt
 from yatt.errors import StaleAttempt, WorkerFailed
 from yatt.paths import RunPaths
 
-PERIOD_S, LIMIT_S = 0.01, 20
+PERIOD_S = 0.01
 
 
 async def watched(paths: RunPaths, attempt: int, then) -> None:
@@ -19,7 +20,7 @@ async def watched(paths: RunPaths, attempt: int, then) -> None:
     await asyncio.sleep(5 * PERIOD_S)
     assert not watching.done()
     await then(watching)
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HANG_S):
         await watching
 
 
@@ -69,7 +70,7 @@ def test_a_folder_that_cannot_be_read_for_a_while_ends_nobody(tmp_path, caplog):
     async def stale(watching):
         """The mark of a loss is a folder: reading it fails with EISDIR."""
         paths.lost(mine, 1).mkdir(parents=True)
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             while "cannot be read" not in caplog.text:
                 await asyncio.sleep(PERIOD_S)
         assert not watching.done()
@@ -92,7 +93,7 @@ def test_a_look_at_the_folder_that_fails_ends_nobody(tmp_path, monkeypatch):
     async def play():
         monkeypatch.setattr("pathlib.Path.is_dir", stale)
         watch = asyncio.ensure_future(watch_newer_attempt(paths, attempt, 0, period_s=0.01))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             while len(looks) <= 5:
                 await asyncio.sleep(0.01)
         assert not watch.done()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.core.test_placement import disaggregated
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.membership.peers import Peers
@@ -59,7 +60,7 @@ def scene(play: Callable[[Leader], Awaitable[None]]) -> None:
     async def run() -> None:
         await play(Leader())
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_the_loss_of_a_process_that_takes_part_is_told_to_all_though_the_next_one_knocks_already() -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.control.gpus.orphans import OrphanWatch
 
 
@@ -23,7 +24,7 @@ def test_a_cancellation_just_after_the_end_of_a_worker_is_not_lost(turns: int) -
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
-        _, pending = await asyncio.wait({running}, timeout=20.0)
+        _, pending = await asyncio.wait({running}, timeout=HANG_S)
         running.cancel()
         assert not pending
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.control.test_peers import Lines
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.channel import Answer
@@ -68,7 +69,7 @@ def scene(play: Callable[[Desk], Awaitable[None]], index: int = 0) -> None:
         await play(desk)
         await desk.peers.close()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_a_knock_is_heard_once_and_only_of_engine_nodes() -> None:

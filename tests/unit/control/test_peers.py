@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.runs import HANG_S
 from yatt.control.membership.peers import Peers, Standing
 from yatt.errors import WorkerFailed
 from yatt.records import cluster as c, message as m
@@ -55,7 +56,7 @@ def scene(play: Callable[[Peers, Lines], Awaitable[None]]) -> None:
         await play(peers, lines)
         await peers.close()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
 
 
 def test_standings_follow_a_node_from_its_loss_to_its_return() -> None:

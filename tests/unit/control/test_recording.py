@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import rows
+from tests.runs import HANG_S, rows
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
 from yatt.adapters.attempt_claim import newest_attempt
@@ -52,7 +52,7 @@ async def iterate(bench: Bench, iteration: int, target: int = 1) -> None:
 
 
 def recorded(bench: Bench, iteration: int, sample: int | None = None) -> RecordedIteration:
-    assert bench.writers.rollouts.flush(20)
+    assert bench.writers.rollouts.flush(HANG_S)
     found = read_iteration(bench.node.paths, iteration, sample)
     assert found is not None
     return found
@@ -146,7 +146,7 @@ def test_only_the_newest_iterations_are_kept(make: Make) -> None:
     async def five() -> None:
         for iteration in range(1, 6):
             await iterate(bench, iteration)
-            assert bench.writers.rollouts.flush(20)
+            assert bench.writers.rollouts.flush(HANG_S)
 
     asyncio.run(five())
     assert sorted(path.name for path in bench.node.paths.rollouts.iterdir()) == [
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written_costs_the_records_and_nothing_else(make
     async def two() -> None:
         for iteration in (1, 2):
             await iterate(bench, iteration)
-            assert bench.writers.rollouts.flush(20)
+            assert bench.writers.rollouts.flush(HANG_S)
             await asyncio.sleep(0)  # the writer's report
 
     asyncio.run(two())
@@ -189,7 +189,7 @@ def test_a_stale_attempt_does_not_replace_the_records_of_a_newer_one(make: Make)
     (bench.node.paths.claims / "000002").write_text("")
     assert newest_attempt(bench.node.paths) == 2
     asyncio.run(iterate(bench, 1))
-    assert bench.writers.rollouts.flush(20)
+    assert bench.writers.rollouts.flush(HANG_S)
     assert not bench.node.paths.rollouts.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_few_samples_are_written_for_the_report_unless_none_are_wanted(
 ) -> None:
     bench = make(answers, logging={"rollouts": mode, "samples_per_iteration": 3})
     asyncio.run(iterate(bench, 1, target=4))
-    assert bench.writers.lines.flush(20)
+    assert bench.writers.lines.flush(HANG_S)
     path = bench.node.paths.samples
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [each["sample"] for each in lines] == [0, 2, 4][:count]
@@ -209,7 +209,7 @@ def test_a_few_samples_are_written_for_the_report_unless_none_are_wanted(
 def test_a_file_is_plain_lines_in_gzip(make: Make) -> None:
     bench = make(answers)
     asyncio.run(iterate(bench, 1))
-    assert bench.writers.rollouts.flush(20)
+    assert bench.writers.rollouts.flush(HANG_S)
     lines = gzip.decompress(bench.node.paths.rollout_file(1, 0).read_bytes()).splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["iteration", "sample", "sample"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.control.engine_stand_in import Engines, completion
 from tests.unit.core.test_placement import config as colocated, disaggregated, widths
 from yatt.control.gpus.engines import Bounced, LocalEngines, engine_room
@@ -99,7 +100,7 @@ def test_a_request_of_an_engine_that_is_put_to_sleep_is_sent_elsewhere_without_c
         task, first = await begun(bench)
         finish(bench)
         bench.local.remove(first, "was put to sleep")
-        completed = await asyncio.wait_for(task, 5)
+        completed = await asyncio.wait_for(task, HANG_S)
         assert completed.finish_reason == "stop"
         assert bench.where()["one"] != first
 
@@ -116,7 +117,7 @@ def test_another_engine_of_the_node_does_not_begin_what_one_that_falls_asleep_st
         assert bench.where() == {"one": first, "two": "ab".replace(first, "")}
         finish(bench)
         bench.local.remove(first, "was put to sleep")
-        assert (await asyncio.wait_for(task, 5)).finish_reason == "stop"
+        assert (await asyncio.wait_for(task, HANG_S)).finish_reason == "stop"
         other.cancel()
 
     asyncio.run(scene())
@@ -136,7 +137,7 @@ def test_a_request_on_its_way_to_an_engine_that_is_taken_away_waits_for_any_othe
         waiting = bench.router.num_waiting(ROLLOUT), bench.local.num_waiting(ROLLOUT)
         finish(bench)
         await bench.wake("b")
-        assert (await asyncio.wait_for(task, 5)).finish_reason == "stop"
+        assert (await asyncio.wait_for(task, HANG_S)).finish_reason == "stop"
         return waiting
 
     assert asyncio.run(scene()) == (1, 0)
@@ -146,7 +147,7 @@ def test_a_request_of_another_node_that_comes_too_late_is_returned_at_once() -> 
     async def scene() -> None:
         bench = Bench()
         with pytest.raises(Bounced, match="no engine of rollout is left here"):
-            await asyncio.wait_for(bench.local.complete(ROLLOUT, request("node7/one", "")), 5)
+            await asyncio.wait_for(bench.local.complete(ROLLOUT, request("node7/one", "")), HANG_S)
 
     asyncio.run(scene())
 
@@ -175,12 +176,12 @@ def test_an_abort_gives_back_what_was_sampled_and_what_was_not_begun() -> None:
         waiting = bench.ask("waiting")
         await settle()
         await bench.router.abort(ROLLOUT)
-        nothing = await asyncio.wait_for(waiting, 5)
+        nothing = await asyncio.wait_for(waiting, HANG_S)
         await bench.wake("a")
         running = bench.ask("running")
         await settle()
         await bench.router.abort(ROLLOUT)
-        return [nothing, await asyncio.wait_for(running, 5)]
+        return [nothing, await asyncio.wait_for(running, HANG_S)]
 
     nothing, partial = asyncio.run(scene())
     assert (nothing.finish_reason, nothing.token_ids) == ("abort", b"")
@@ -197,7 +198,7 @@ def test_a_request_that_is_aborted_on_its_way_back_is_not_sent_again(retries: in
         task, first = await begun(bench)
         bench.local.remove(first, "is gone", is_blamed=is_blamed)
         await bench.router.abort(ROLLOUT)  # before the router has heard that the request came back
-        return await asyncio.wait_for(task, 5), len(bench.engines.asked())
+        return await asyncio.wait_for(task, HANG_S), len(bench.engines.asked())
 
     completed, num_sent = asyncio.run(scene())
     assert (completed.finish_reason, completed.token_ids, num_sent) == ("abort", b"", 1)
@@ -213,7 +214,7 @@ def test_an_abort_in_the_turn_in_which_a_request_is_assigned_keeps_it_from_being
         await settle()
         await bench.wake("a")  # the request is assigned, and goes on in the next turn
         await bench.router.abort(ROLLOUT)
-        return (await asyncio.wait_for(task, 5)).finish_reason, bench.where()
+        return (await asyncio.wait_for(task, HANG_S)).finish_reason, bench.where()
 
     assert asyncio.run(scene()) == ("abort", {})
 

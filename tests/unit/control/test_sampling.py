@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import RunFile
+from tests.runs import HANG_S, RunFile
 from tests.unit.control.engine_stand_in import Answer, Engines, completion
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ class Bench:
         if not self.local.is_awake("engine.1"):
             await self.local.add("engine.1", ROLLOUT, self.node.slabs[0], 3)
         order = c.Advance(iteration=iteration, policy_version=iteration - 1, target=target, roles=(ROLLOUT,))
-        await asyncio.wait_for(self.sampler.advance(order), 20)
+        await asyncio.wait_for(self.sampler.advance(order), HANG_S)
         return self.sampler.advanced(target)
 
     def trained(self, found: c.Advanced, iteration: int) -> None:
@@ -99,7 +99,7 @@ class Bench:
         return sum('"rollout.group.drop"' in line for line in self.lines)
 
     def close(self) -> None:
-        self.writer.close(5.0)
+        self.writer.close(HANG_S)
         self.writers.close()
         self.rows.close()
 
@@ -308,7 +308,7 @@ def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_
         await asyncio.gather(advancing, return_exceptions=True)
         assert (len(state.accepted), len(state.unfinished)) == (4, 4)
         after.sampler.restore(state)
-        return await asyncio.wait_for(after.advance(1, 4), 5)
+        return await asyncio.wait_for(after.advance(1, 4), HANG_S)
 
     found = asyncio.run(scene())
     assert [group.number for group in found.groups] == [0, 1, 2, 3]

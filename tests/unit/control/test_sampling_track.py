@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.control.leader.background import Background
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.sampling_track import SamplingTrack, TrackWork
@@ -48,7 +49,7 @@ async def settled() -> None:
 def played(scene: Callable[[Bench], Awaitable[None]], ahead: int) -> Bench:
     async def play() -> Bench:
         bench = Bench(ahead)
-        await asyncio.wait_for(scene(bench), 10)
+        await asyncio.wait_for(scene(bench), HANG_S)
         return bench
 
     return asyncio.run(play())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import RunFile
+from tests.runs import HANG_S, RunFile
 from tests.tiny_models import make_scripted_model
 from tests.unit.control.engine_stand_in import completion
 from yatt.adapters.dataset import Row
@@ -185,7 +185,7 @@ def test_an_interrupted_question_is_no_failure_and_is_asked_again(tmp_path: Path
         while not bench.open:
             await asyncio.sleep(0.01)
         await bench.scorer.interrupt()
-        await asyncio.wait_for(scoring, 10)
+        await asyncio.wait_for(scoring, HANG_S)
         assert bench.sample.scores == {"digits": 0.25} and not bench.sample.failed
         await bench.scorer.interrupt()  # nothing is open: it changes nothing
         await bench.scorer.score(bench.subject, ROLES)

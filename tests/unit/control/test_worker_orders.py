@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.control.engine_stand_in import Engines
 from tests.unit.core.test_placement import config as colocated, widths
 from yatt.control.gpus.engines import LocalEngines
@@ -244,7 +245,7 @@ def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:
         await asyncio.sleep(0.01)
         bench.workers._granted[bench.slab] = 0  # as `sleep` does first
         bench.worker(ROLLOUT).hello.set()
-        await asyncio.wait_for(waking, 5)
+        await asyncio.wait_for(waking, HANG_S)
 
     bench = Bench()
     asyncio.run(scene(bench))
@@ -268,7 +269,7 @@ def test_an_engine_that_is_refused_while_host_copies_change_loads_the_next_versi
         await asyncio.sleep(0.05)
         assert (tried, waking.done()) == ([4], False)
         bench.publish(5)
-        await asyncio.wait_for(waking, 5)
+        await asyncio.wait_for(waking, HANG_S)
         assert tried == [4, 5]
 
     bench = Bench()
@@ -282,7 +283,7 @@ def test_an_engine_that_is_refused_though_nothing_changes_has_failed() -> None:
     bench.socket.answers[m.LoadWeights] = lambda _: m.Failed(error="damaged", exit_code=1)
     ended: list[str] = []
     bench.supervisor.end = lambda worker: ended.append(worker.name)  # type: ignore[method-assign]
-    asyncio.run(asyncio.wait_for(bench.workers.wake(bench.slab, ROLLOUT, 7), 5))
+    asyncio.run(asyncio.wait_for(bench.workers.wake(bench.slab, ROLLOUT, 7), HANG_S))
     assert bench.kinds() == [("Wake", 7), ("LoadWeights", 7)]
     assert not bench.engines.is_awake(bench.worker(ROLLOUT).address)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import zmq
 
+from tests.runs import HANG_S
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.core.lease import WorkerLease
@@ -60,7 +61,7 @@ class Controller:
         return body
 
     def next(self):
-        assert self.socket.poll(10_000), "the worker is silent"
+        assert self.socket.poll(int(1000 * HANG_S)), "the worker is silent"
         return decode_body(decode_frame(self.socket.recv_multipart()[1]))
 
 
@@ -86,7 +87,7 @@ def controller(tmp_path, options):
             kind="scripted",
             options=options,
             build=lambda kind, given: FailingEngine(given),
-            start_limit_s=10.0,
+            start_limit_s=HANG_S,
         )
         worker = EngineWorker(link, plan)
         thread = threading.Thread(target=worker.serve, args=(os.getppid(),))
@@ -97,7 +98,7 @@ def controller(tmp_path, options):
         yield controller
         controller.send(m.Stop())
         assert controller.hear() == m.Done()
-        thread.join(10)
+        thread.join(HANG_S)
         link.close()
 
 
@@ -138,7 +139,7 @@ class SlowEngine(ScriptedEngine):
         self.may_end = may_end
 
     def start(self):
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(HANG_S)
         super().start()
 
 

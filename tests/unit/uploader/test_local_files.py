@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
+from tests.runs import HANG_S
 from tests.unit.config.test_upload_limit import config as config_of
 from yatt.adapters.files import Buffer
 from yatt.adapters.host_segment import Stamp
@@ -200,7 +201,7 @@ def test_at_most_the_queue_is_in_memory(tmp_path: Path, tier: LocalTier, monkeyp
     awake, most = threading.Event(), list[int]()
     monkeypatch.setattr(local_files, "BLOCKS", 4)
     monkeypatch.setattr(local_files, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(UnfinishedFile, "write", lambda *_: awake.wait(20))
+    monkeypatch.setattr(UnfinishedFile, "write", lambda *_: awake.wait(HANG_S))
     local, store = local_save(tier), FolderStore(tmp_path / "store")
     put = local._queue.put
 
@@ -219,7 +220,7 @@ def test_after_a_hang_the_next_save_does_not_use_the_disk_and_a_later_one_does(
 ) -> None:
     awake, prune = threading.Event(), LocalTier.prune
     monkeypatch.setattr(LocalTier, "of", lambda *_: tier)
-    monkeypatch.setattr(LocalTier, "prune", lambda *_: awake.wait(30))
+    monkeypatch.setattr(LocalTier, "prune", lambda *_: awake.wait(HANG_S))
     for name in ("CLOSE_S", "GIVEN_UP_S", "PATIENCE_S"):
         monkeypatch.setattr(local_files, name, 0.2)
     some = config_of(1, 1, 0, 0)

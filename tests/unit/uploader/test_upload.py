@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
+from tests.runs import HANG_S
 from yatt.adapters.files import Buffer
 from yatt.adapters.host_segment import AREAS, WEIGHTS, Stamp, plan_path
 from yatt.checkpoint.store import FolderStore, Written
@@ -33,7 +34,7 @@ class GatedStore(FolderStore):
                 yield chunk
                 if index == 1:
                     self.begun.release()
-                    self.opened.wait(20)
+                    self.opened.wait(HANG_S)
                     if self.fails and is_first:
                         raise StoreUnreachable("the store is away", is_passing=True)
 
@@ -88,12 +89,12 @@ def test_what_is_copied_out_is_of_the_old_version_also_when_the_store_asks_again
     job = job_of(store, [trainer])
     thread, results = uploading(job)
     for _ in range(FILES):
-        store.begun.acquire(timeout=20)
+        store.begun.acquire(timeout=HANG_S)
     assert job.detach(AREAS) == FILES * PIECES * BYTES
     assert job.detach(AREAS) == 0, "once is enough"
     trainer.becomes(2)
     store.opened.set()
-    thread.join(20)
+    thread.join(HANG_S)
     assert versions_in(store, results[0]) == {1}  # type: ignore[arg-type]
     job.close()
 
@@ -105,13 +106,13 @@ def test_only_the_areas_that_will_change_are_copied_out_and_each_piece_is_progre
     )
     thread, results = uploading(job)
     for _ in range(FILES):
-        store.begun.acquire(timeout=20)
+        store.begun.acquire(timeout=HANG_S)
     before = len(ticks)
     assert job.detach((WEIGHTS,)) == FILES * PIECES * BYTES // 2
     assert len(ticks) == before + FILES * PIECES // 2
     trainer.becomes(2, areas=(WEIGHTS,))
     store.opened.set()
-    thread.join(20)
+    thread.join(HANG_S)
     assert versions_in(store, results[0]) == {1}  # type: ignore[arg-type]
     job.close()
 
@@ -128,10 +129,10 @@ def test_a_host_copy_that_changes_without_notice_is_never_uploaded(tmp_path: Pat
     trainer, store = Trainer(tmp_path), GatedStore(tmp_path / "store")
     job = job_of(store, [trainer])
     thread, results = uploading(job)
-    store.begun.acquire(timeout=20)
+    store.begun.acquire(timeout=HANG_S)
     trainer.becomes(2)
     store.opened.set()
-    thread.join(20)
+    thread.join(HANG_S)
     assert isinstance(results[0], WorkerFailed)
     assert "is version 2 of attempt 1; version 1 of attempt 1 was asked for" in str(results[0])
     with pytest.raises(WorkerFailed, match="is version 2"):
@@ -165,12 +166,12 @@ def test_a_planted_mistake_is_caught(
     monkeypatch.setattr(upload_module, "THREADS", 1)
     job = job_of(store, [trainer])
     thread, results = uploading(job)
-    store.begun.acquire(timeout=20)
+    store.begun.acquire(timeout=HANG_S)
     if mistake is forgets_to_keep:
         job.detach(AREAS)
     trainer.becomes(2)
     store.opened.set()
-    thread.join(20)
+    thread.join(HANG_S)
     job.close()
     is_wrong = isinstance(results[0], WorkerFailed) or versions_in(store, results[0]) != {1}  # type: ignore[arg-type]
     assert is_wrong, "the tests above would not notice this mistake"
