@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
+from tests.faults.test_folder_between_attempts import met
 from tests.runs import ROOT, RunFile, command, environment, rows, wait_for, yatt
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -43,7 +43,7 @@ def test_a_folder_that_fails_for_a_while_is_waited_for(tmp_path: Path) -> None:
     )
     try:
         wait_for(lambda: "save" in phases(run, 1), timeout_s=120, what="the last save")
-        time.sleep(4.0)
+        wait_for(lambda: met(weather) > 5, what="the export to be tried again")
         os.unlink(weather)
         said, _ = process.communicate(timeout=240)
     finally:

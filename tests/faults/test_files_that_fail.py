@@ -1,7 +1,6 @@
 """Files that cannot be read for a while: who starts waits for them, and blames nobody with exit code 2."""
 
 import errno
-import subprocess
 import sys
 import time
 
@@ -36,13 +35,11 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
     weather.write_text("error config.yaml")
     step = Process(step_of(paths), paths.root, weather)
     try:
-        with pytest.raises(subprocess.TimeoutExpired):
-            step.process.wait(timeout=5)
+        step.goes_on()
         weather.write_text("error controllers")
         log = paths.log(1, "node0")
         wait_for(lambda: log.exists() and log.read_text(), what="what the step says")
-        with pytest.raises(subprocess.TimeoutExpired):
-            step.process.wait(timeout=2)
+        step.goes_on()
         weather.unlink()
         assert step.process.wait(timeout=60) == 2, step.said
         assert unsealed_any(paths.controller_record(1, 0).read_bytes())["ended"] == 2
@@ -144,7 +141,7 @@ def compute_score(**arguments):
     started = Process(argv, run.folder / "train.jsonl", weather)
     try:
         wait_for(marks.exists, timeout_s=60, what="the first call")
-        time.sleep(10.0)
+        time.sleep(10.0)  # more than a call may take with its repeats: 1 + 2 + 4 s
         assert not rows(run.run_dir / "metrics.jsonl"), "the weather came too late"
         weather.unlink()
         assert started.process.wait(timeout=180) == 0, started.said

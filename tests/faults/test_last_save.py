@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,7 @@ def kept(run: RunFile) -> list[Path]:
 @pytest.fixture
 def run_with_local_commit(tmp_path: Path) -> RunFile:
     run = run_file(tmp_path, max_bytes_per_s=SLOW_BYTES_PER_S)
-    began_s = time.monotonic()
     output = stopped(run, RESERVE_S + 1.0)
-    assert time.monotonic() - began_s < 100
     assert "is on the nodes' disks only" in output
     (event,) = events(run, "ckpt.kept")
     assert event["iteration"] == trained_of(run, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import environment
+from tests.runs import HANG_S, environment
 
 PROGRAM = """
 import asyncio, json, os, resource, sys
@@ -22,7 +22,7 @@ from yatt.core.placement import ROLLOUT, place
 from yatt.obs.events import EventLog
 from yatt.paths import RunPaths
 
-root, start_timeout_s, lift_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+root, start_timeout_s, lifts = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "lifts"
 sys.executable = str(root / "worker")
 if os.getuid() == 0:  # the limit does not hold for root
     os.setgid(65534)
@@ -37,8 +37,13 @@ paths.mkdir(parents=True)
 hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
 dead = []
 
+def lift():
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+
 def say(line):
     print(line, flush=True)
+    if lifts and json.loads(line)["kind"] == "worker.delay":
+        lift()
 
 async def main():
     ended = asyncio.Event()
@@ -53,8 +58,6 @@ async def main():
     supervisor = Supervisor(node, events)
     watching = asyncio.ensure_future(watch_exits())
     (worker,) = (w for w in supervisor.workers.values() if w.role == ROLLOUT)
-    lift = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-    asyncio.get_running_loop().call_later(lift_s, lift)
 
     def fill():
         resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
@@ -67,9 +70,9 @@ async def main():
         asyncio.get_running_loop().call_later(0.3, fill)
     else:
         fill()
-    await asyncio.wait_for(supervisor.start(worker), 30)
+    await asyncio.wait_for(supervisor.start(worker), 180)
     if worker.child is None:
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 180)
     say(json.dumps({"kind": "alive", "is": worker.child is not None, "running": worker.is_running}))
     lift()
     await supervisor.close(1.0)
@@ -107,6 +110,15 @@ node = Node(
 )
 node.paths.log(1, "x").parent.mkdir(parents=True)
 hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+told = []
+
+def say(line):
+    print(line, flush=True)
+    told.append(json.loads(line)["kind"])
+
+async def until(kind):
+    while kind not in told:
+        await asyncio.sleep(0.02)
 
 async def main():
     async def watch_exits():  # as a controller does
@@ -118,15 +130,15 @@ async def main():
     server = Channel(
         listening_socket(zmq.Context(), f"ipc://{root}/s"), attempt=1, handler=lambda *_: None, resend_s=0
     )
-    events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: print(line, flush=True))
+    events = EventLog(attempt=1, node=0, role="controller", sink=say)
     parts = build_components(node, server, Peers(), events, FailureReports(events, None))
     slab, arbiter = node.slabs[0], asyncio.gather(parts.arbiter.run(), watch_exits())
     await asyncio.sleep(0.2)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     parts.arbiter.want(slab, ROLLOUT)
-    await asyncio.sleep(0.5)
+    await until("worker.delay")
     parts.arbiter.want(slab, TRAINER)
-    await asyncio.sleep(2.0)
+    await until("worker.end")
     resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
     while parts.arbiter.lease(slab).stage is not Stage.HELD or parts.arbiter.lease(slab).holder != TRAINER:
         await asyncio.sleep(0.05)
@@ -135,7 +147,7 @@ async def main():
     arbiter.cancel()
     os._exit(0)
 
-asyncio.run(asyncio.wait_for(main(), 40))
+asyncio.run(asyncio.wait_for(main(), 180))
 """
 
 
@@ -148,13 +160,14 @@ def test_a_slab_that_is_taken_back_from_what_cannot_be_forked_is_used_by_one_rol
     assert grants == ["rollout", "trainer"]
 
 
-def told(start_timeout_s: float, lift_s: float, *, fails: str) -> list[dict]:
-    """What a supervisor says that may have no more processes; `lift_s` later there is room again.
+def told(start_timeout_s: float, lifts: str, *, fails: str) -> list[dict]:
+    """What a supervisor says that may have no more processes.
 
     Args:
+        lifts: "lifts": there is room again once it has said so; else there is none.
         fails: "thread", the one that opens the worker's log, or "fork" after that.
     """
-    return run_program(PROGRAM, str(start_timeout_s), str(lift_s), fails)
+    return run_program(PROGRAM, str(start_timeout_s), lifts, fails)
 
 
 def run_program(program: str, *words: str) -> list[dict]:
@@ -166,7 +179,13 @@ def run_program(program: str, *words: str) -> list[dict]:
         (root / "worker").chmod(0o755)
         argv = [sys.executable, "-c", program, name, *words]
         done = subprocess.run(
-            argv, env=environment(), capture_output=True, text=True, timeout=60, check=False, cwd=os.getcwd()
+            argv,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+            cwd=os.getcwd(),
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -175,7 +194,7 @@ def run_program(program: str, *words: str) -> list[dict]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fails", ["thread", "fork"])
 def test_a_worker_that_cannot_be_forked_is_tried_again_until_it_can(fails: str) -> None:
-    events = told(start_timeout_s=60, lift_s=1.5, fails=fails)
+    events = told(start_timeout_s=60, lifts="lifts", fails=fails)
     kinds = [event["kind"] for event in events if event["kind"] != "worker.end"]
     assert kinds == ["worker.delay"] * (len(kinds) - 2) + ["worker.start", "alive"]
     assert len(kinds) > 2
@@ -185,7 +204,7 @@ def test_a_worker_that_cannot_be_forked_is_tried_again_until_it_can(fails: str) 
 
 @pytest.mark.timeout(240)
 def test_a_worker_that_cannot_be_forked_in_time_has_died_like_any_other() -> None:
-    *_, end, reported, alive = told(start_timeout_s=1.0, lift_s=600, fails="fork")
+    *_, end, reported, alive = told(start_timeout_s=1.0, lifts="", fails="fork")
     assert (end["kind"], end["how"]) == ("worker.end", reported["how"])
     assert reported["how"].startswith("could not be started: ")
     assert (alive["is"], alive["running"]) == (False, False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import RunFile, command, environment
+from tests.runs import HANG_S, RunFile, command, environment
 
 WORKER = """
 import os, subprocess, sys, time
@@ -55,7 +55,8 @@ first.kill(), first.wait()
 del living[first.pid]
 watch.worker_ended()
 asyncio.run(watch.look())
-time.sleep(0.3)
+while any(lives(pid) for pid in of_first):
+    time.sleep(0.01)
 seen["first"], seen["second"] = [lives(pid) for pid in of_first], [lives(pid) for pid in of_second]
 second.kill(), second.wait()
 living.clear()
@@ -69,7 +70,11 @@ print(json.dumps(seen))
 
 def test_what_a_worker_left_ends_with_it_and_all_else_goes_on() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CONTROLLER, WORKER], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CONTROLLER, WORKER],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
@@ -92,7 +97,9 @@ for program, marks in (("sleep", {MARK: "node/reward-p0.1"}), (sys.argv[1], {MAR
     shell = "setsid $0 120 >/dev/null 2>&1 & echo $!"
     env = {**os.environ, **marks}
     pids.append(int(subprocess.run(["sh", "-c", shell, program], capture_output=True, env=env).stdout))
-time.sleep(0.3)
+for pid in pids:
+    while open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")[1:] != [b"120", b""]:
+        time.sleep(0.01)  # it is the shell still, or setsid
 is_done = end_orphans((), 5.0, only_marked=True)
 print(json.dumps([is_done, pids[2], [os.path.exists(f"/proc/{pid}") for pid in pids]]))
 """
@@ -103,7 +110,7 @@ def test_a_launcher_ends_what_workers_have_left_and_nothing_of_anybody_else(tmp_
     program = tmp_path / "сервисданных"
     program.symlink_to(shutil.which("sleep") or "")
     argv = [sys.executable, "-c", LAUNCHER, str(program)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     is_done, strangers, live = json.loads(done.stdout)
     os.kill(strangers, signal.SIGKILL)
@@ -145,10 +152,8 @@ async def main():
     shell = "setsid sleep 120 >/dev/null 2>&1 & echo $!"
     env = {MARK: "gone/p.1"}
     pid = int(subprocess.run(["sh", "-c", shell], capture_output=True, env=env).stdout)
-    for _ in range(100):
+    while os.path.exists(f"/proc/{pid}"):
         await asyncio.sleep(0.1)
-        if not os.path.exists(f"/proc/{pid}"):
-            break
     print(running.done(), os.path.exists(f"/proc/{pid}"))
 
 asyncio.run(main())
@@ -157,5 +162,5 @@ asyncio.run(main())
 
 def test_a_watch_without_descriptors_goes_on_when_there_are_some_again() -> None:
     argv = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,18 +177,15 @@ def test_a_start_that_an_ended_nursery_refuses_does_not_end_the_next_one(tmp_pat
 
 
 def test_the_end_does_not_wait_for_an_import(tmp_path, monkeypatch) -> None:
-    async def main() -> float:
+    async def main() -> None:
         async with scene(tmp_path, monkeypatch, planted="a long import") as node:
             starting = asyncio.ensure_future(node.supervisor.start(node.engines[0]))
             await node.begun()
-            began_s = time.monotonic()
-            await node.supervisor.close(grace_s=30.0)
-            took_s = time.monotonic() - began_s
+            await node.supervisor.close(grace_s=3600.0)
             await starting
             assert not node.events("worker.start")
-            return took_s
 
-    assert asyncio.run(main()) < 10
+    asyncio.run(main())
 
 
 def test_the_end_waits_for_a_nursery_that_was_given_up_before(tmp_path, monkeypatch) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.tiny_models import make_scripted_model
 from tests.worker_process import worker_with_server, write_run
 from yatt.errors import EXIT_USER_MISTAKE
@@ -22,6 +22,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
 async def patient(data_source, solution_str, ground_truth, extra_info=None):
     await asyncio.sleep(0.5)
     return extra_info["value"]
+
+begun = []
+
+async def together(data_source, solution_str, ground_truth, extra_info=None):
+    begun.append(extra_info)
+    while len(begun) < 50:
+        await asyncio.sleep(0.01)
+    return 1.0
 
 async def endless(data_source, solution_str, ground_truth, extra_info=None):
     await asyncio.sleep(60)
@@ -152,6 +160,7 @@ def run(tmp_path):
     rewards = [{"name": "plain", "path": str(file), "kwargs": {"bonus": 0.5}}]
     rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 5.0} for each in NAMES]
     rewards += [{"name": each, "path": str(file), "function": each, "timeout_s": 0.5} for each in QUICK]
+    rewards += [{"name": "together", "path": str(file), "function": "together", "timeout_s": HANG_S}]
     rewards += [{"name": "chat", "path": str(file), "function": "trl_style", "style": "trl"}]
     rewards += [{"name": "gsm8k", "path": "builtin:gsm8k"}]
     rewards += [{"name": "ranked", "path": str(file), "function": "ranked", "style": "trl"}]
@@ -279,10 +288,8 @@ def test_a_verdict_is_read_where_it_can_be_killed(run):
 
 def test_asynchronous_functions_run_at_once(run):
     async def scene(server):
-        start = time.monotonic()
-        answers = await asyncio.gather(*(server.order(order("patient")) for _ in range(50)))
+        answers = await asyncio.gather(*(server.order(order("together")) for _ in range(50)))
         assert {type(each) for each in answers} == {m.Scored}
-        assert time.monotonic() - start < 15.0  # one after another: 25 s
 
     over_rewards(run, scene)
 
@@ -472,10 +479,8 @@ def test_a_row_that_hangs_costs_its_call_a_repeat_and_no_other_call_anything(run
         whole = DATA.read_bytes()
         DATA.unlink()
         os.mkfifo(DATA)
-        began_s = time.monotonic()
         failed = await server.order(hanging)
         assert failed.waits and not failed.user and "was not read within 0.5 s" in failed.error
-        assert time.monotonic() - began_s < 3.0, "less than the function's own limit"
         DATA.rename(DATA.with_suffix(".fifo"))
         DATA.write_bytes(whole)
         os.close(os.open(DATA.with_suffix(".fifo"), os.O_WRONLY | os.O_NONBLOCK))  # what hangs ends

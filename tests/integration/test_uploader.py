@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
+from tests.runs import until
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
 from yatt.adapters.host_segment import AREAS
 from yatt.checkpoint.local_tier import LocalTier
@@ -13,8 +14,8 @@ from yatt.checkpoint.pieces import checksum
 from yatt.checkpoint.store import FolderStore
 from yatt.records import message as m
 
-SLOW = {"checkpoint": {"max_bytes_per_s": 3 * BYTES}}
-"""Each save takes two seconds."""
+SLOW = {"checkpoint": {"max_bytes_per_s": BYTES}}
+"""Each save takes five seconds."""
 
 
 def play(run: Path, scene: Callable[[WorkerServer], Awaitable[None]]) -> None:
@@ -29,12 +30,18 @@ def upload(trainer: Trainer, prefix: str, iteration: int = 1) -> m.Upload:
     return m.Upload(iteration=iteration, url=prefix, stems=(str(trainer.stem),))
 
 
+async def begun(run: Path) -> None:
+    """Returns once a file of a save is being written."""
+    store = run / "checkpoints"
+    await until(lambda: any(path.is_file() for path in store.rglob("*")), "an upload")
+
+
 def test_a_save_is_uploaded_though_the_host_copy_changes_in_the_middle(tmp_path: Path) -> None:
     run, trainer = write_run(tmp_path, SLOW), Trainer(tmp_path, attempt=ATTEMPT)
 
     async def scene(server: WorkerServer) -> None:
         uploading = asyncio.ensure_future(server.order(upload(trainer, "p/one")))
-        await asyncio.sleep(0.5)
+        await begun(run)
         copied = await server.order(m.Detach(areas=AREAS))
         assert isinstance(copied, m.Detached) and 0 < copied.size_bytes <= FILES * PIECES * BYTES
         trainer.becomes(2)
@@ -69,7 +76,7 @@ def test_a_new_upload_ends_the_one_that_nobody_waits_for(tmp_path: Path) -> None
 
     async def scene(server: WorkerServer) -> None:
         first = asyncio.ensure_future(server.order(upload(trainer, "p/one")))
-        await asyncio.sleep(0.3)
+        await begun(run)
         second = await server.order(upload(trainer, "p/two"))
         assert isinstance(second, m.Uploaded), second
         assert {file.path.rpartition("/")[0] for file in second.files} == {"p/two"}
@@ -85,16 +92,15 @@ def with_local_tier(folder: Path, **checkpoint: object) -> dict[str, object]:
 
 
 def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(tmp_path: Path) -> None:
-    run = write_run(tmp_path, with_local_tier(tmp_path, max_bytes_per_s=BYTES // 4))
+    run = write_run(tmp_path, with_local_tier(tmp_path, max_bytes_per_s=BYTES // 10))
     trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-bbbbbbbb"
 
     async def scene(server: WorkerServer) -> None:
         slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-aaaaaaaa")))
-        await asyncio.sleep(0.5)
-        began_s = time.monotonic()
+        await begun(run)
         order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=True)
         kept = await server.order(order)
-        assert isinstance(kept, m.Uploaded) and time.monotonic() - began_s < 3.0, kept
+        assert isinstance(kept, m.Uploaded) and not slow.done(), kept
         tier = LocalTier(next((tmp_path / "disk").glob("yatt-ckpt-*/r1")))
         for file in kept.files:
             data = (tier.root / file.path).read_bytes()

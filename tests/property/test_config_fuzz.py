@@ -23,7 +23,7 @@ from yatt.errors import ConfigError
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 COUNT = int(os.environ.get("YATT_FUZZ", "250"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
-LONGEST_S = 5.0
+LONGEST_CPU_S = 5.0
 
 NONSENSE = (
     ".nan", ".inf", "-.inf", "-1", "-0.5", "1.0e+400", "9" * 5000, "0x", "0b2", "1e-6", "[]", "{}", "[[]]",
@@ -80,7 +80,7 @@ def test_a_damaged_run_file_is_loaded_or_refused_with_a_reason(tmp_path: Path) -
     for number in range(COUNT):
         damaged = mutated(text, chance)
         path.write_text(damaged, errors="surrogatepass")
-        began_s = time.monotonic()
+        began_s = time.process_time()
         try:
             config = load([path], [])
             doubts(config)
@@ -94,7 +94,7 @@ def test_a_damaged_run_file_is_loaded_or_refused_with_a_reason(tmp_path: Path) -
             assert all(math.isfinite(value) for value in numbers(asdict(config))), (SEED, number)
             (tmp_path / "config.yaml").write_text(resolved_text(config))
             assert load_resolved(tmp_path / "config.yaml") == config, (SEED, number)
-        assert time.monotonic() - began_s < LONGEST_S, (SEED, number)
+        assert time.process_time() - began_s < LONGEST_CPU_S, (SEED, number)
     assert 0 < loaded < COUNT, "some damage is harmless, most is not"
 
 

@@ -25,7 +25,7 @@ import torch
 
 from tests.conftest import BUCKET, s3_server
 from tests.hostile_manifests import HostileManifest, drawn_manifest
-from tests.runs import RunFile
+from tests.runs import HANG_S, RunFile
 from tests.saved_weights import saved_run
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import saved_scalars
@@ -42,7 +42,6 @@ BUCKET_COUNT = int(os.environ.get("YATT_FUZZ", "20"))
 """A case in a bucket costs eight times one in folders."""
 
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
-LONGEST_S = 60
 NEWEST = manifest_name(Commit(2, 1))
 pytestmark = [pytest.mark.timeout(max(400, 2 * COUNT)), pytest.mark.filterwarnings("ignore")]
 
@@ -64,7 +63,7 @@ class Watch:
         """For one command, which has to end."""
         self.touched.clear()
         before = signal.signal(signal.SIGALRM, _stop)
-        signal.alarm(LONGEST_S)
+        signal.alarm(int(HANG_S))
         self.is_on = True
         try:
             yield
@@ -85,7 +84,7 @@ class Watch:
 
 
 def _stop(*_: object) -> None:
-    raise AssertionError(f"no end after {LONGEST_S} s")
+    raise AssertionError(f"no end after {HANG_S:g} s")
 
 
 WATCH = Watch()

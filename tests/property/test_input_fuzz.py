@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runs import HANG_S
 from tests.tiny_models import CHAT, VOCAB_SIZE, make_tokenizer
 from yatt.adapters.dataset import RowFiles, check_rows
 from yatt.adapters.watched_trial import Stages
@@ -36,7 +37,6 @@ from yatt.models.tensors import hf_shapes
 
 COUNT = int(os.environ.get("YATT_FUZZ", "100"))
 SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
-LONGEST_S = 20
 SAMPLE = "the model answers 17 questions; grüße"
 pytestmark = pytest.mark.timeout(max(240, COUNT))
 
@@ -116,7 +116,7 @@ def limited(what: object) -> Iterator[None]:
         raise AssertionError(f"hangs: {what}")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(LONGEST_S)
+    signal.alarm(int(HANG_S))
     try:
         yield
     finally:

@@ -4,7 +4,8 @@ told so.
 Python imports this module in every process that has its folder in PYTHONPATH. `YATT_SOAK_RUN` names the run
 folder, `YATT_SOAK_WEATHER` a file elsewhere: while that holds ``stall`` every call waits, while it holds
 ``error`` every call fails, with one error of several or that of `YATT_SOAK_ERROR`; with ``error WORD`` only
-on paths that have the word.
+on paths that have the word. A file beside it, with `.met` at the end of its name, has a line a failure: which
+process met it, and where.
 """
 
 import builtins
@@ -48,6 +49,8 @@ def endure(place):
         time.sleep(0.05)
     if weather == "error":
         number = random.choice(ERRORS)
+        with _open_file(WEATHER + ".met", "a") as met:
+            met.write(f"{os.getpid()} {name}\n")
         raise OSError(number, os.strerror(number), name)
 
 

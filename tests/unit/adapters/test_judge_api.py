@@ -186,15 +186,16 @@ def test_an_outage_is_waited_for_within_its_limit(serve) -> None:
     with pytest.raises(WorkerFailed, match=r"HTTP 503"):
         complete(judge(service.url, retries=1, outage_s=1.0), say=told.append)
     assert told[-1] == "", "nobody waits any more"
-    assert 1.0 <= time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s >= 1.0
 
 
 def test_one_question_that_takes_too_long_is_no_outage(serve) -> None:
-    service = serve(lambda _: (time.sleep(0.3), says("8"))[1])
-    began_s, told = time.monotonic(), list[str]()
+    held, told = threading.Event(), list[str]()
+    service = serve(lambda _: (held.wait(HANG_S), says("8"))[1])
     with pytest.raises(WorkerFailed, match=r"no answer within api.timeout_s 0.1"):
-        complete(judge(service.url, timeout_s=0.1, retries=2, outage_s=30.0), say=told.append)
-    assert time.monotonic() - began_s < 10.0 and told == []
+        complete(judge(service.url, timeout_s=0.1, retries=2, outage_s=3600.0), say=told.append)
+    held.set()
+    assert told == []
 
 
 @pytest.mark.parametrize("status", [500, 503], ids=["refused with 500", "refused as if it were down"])

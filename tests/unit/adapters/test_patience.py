@@ -1,11 +1,12 @@
 """Waiting for something that does not answer: again and again, bounded, and ended by a signal."""
 
 import errno
+import itertools
 import threading
-import time
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.adapters.patience import exit_code_of, patiently, until_answered
 from yatt.errors import ConfigError
 
@@ -29,21 +30,19 @@ def failing(times: int):
 
 def test_what_answers_at_once_is_given_without_a_word():
     said = []
-    assert until_answered(failing(0), errors=(Down,), limit_s=5, say=said.append) == 7
+    assert until_answered(failing(0), errors=(Down,), limit_s=HANG_S, say=said.append) == 7
     assert said == []
 
 
 def test_what_answers_late_is_waited_for_and_that_is_said_once():
     said = []
-    assert until_answered(failing(3), errors=(Down,), limit_s=30, say=said.append) == 7
+    assert until_answered(failing(3), errors=(Down,), limit_s=HANG_S, say=said.append) == 7
     assert said == ["call 1"]
 
 
 def test_the_wait_is_bounded_and_ends_with_the_last_error():
-    began_s = time.monotonic()
     with pytest.raises(Down, match="call"):
         until_answered(failing(10**6), errors=(Down,), limit_s=0.5)
-    assert time.monotonic() - began_s < 10
 
 
 def test_a_call_that_hangs_is_bounded_too():
@@ -56,13 +55,12 @@ def test_a_call_that_hangs_is_bounded_too():
 
 
 def test_a_signal_ends_the_wait_also_while_a_call_hangs():
-    gate, began_s = threading.Event(), time.monotonic()
+    gate, looks = threading.Event(), itertools.count()
     try:
-        is_told = lambda: time.monotonic() - began_s > 0.5  # noqa: E731
-        assert until_answered(gate.wait, errors=(Down,), limit_s=600, is_told=is_told) is None
+        is_told = lambda: next(looks) > 3  # noqa: E731
+        assert until_answered(gate.wait, errors=(Down,), limit_s=3600, is_told=is_told) is None
     finally:
         gate.set()
-    assert time.monotonic() - began_s < 10
 
 
 def test_another_error_is_no_reason_to_wait():

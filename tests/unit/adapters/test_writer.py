@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import HANG_S, environment, wait_for
+from tests.runs import HANG_S, environment, until, wait_for
 from yatt.adapters import writer as writer_module
 from yatt.adapters.lines import read_records
 from yatt.adapters.log_thread import logging_by_a_thread
@@ -116,17 +116,24 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: P
     monkeypatch.setattr(writer_module, "HANG_S", 0.2)
     gate, path = threading.Event(), tmp_path / "events.jsonl"
     writer = BackgroundWriter(most_bytes=1000)
-    events = EventLog(attempt=1, node=0, role="controller", sink=lambda line: writer.append(path, line))
+    told = list[dict]()
+
+    def sink(line: str) -> None:
+        told.append(json.loads(line))
+        writer.append(path, line)
+
+    events = EventLog(attempt=1, node=0, role="controller", sink=sink)
     writer.call(lambda: gate.wait(HANG_S) and None)
 
     async def main() -> None:
         watching = asyncio.create_task(watch_writer(writer, events, period_s=0.05))
         for number in range(100):
             writer.append(path, json.dumps({"number": number, "filling": "x" * 20}))
-        await asyncio.sleep(0.5)
-        assert writer.failing_s > 0.2
+        await until(lambda: writer.failing_s > 0.2, "the write to be late")
         gate.set()
-        await asyncio.sleep(0.5)
+        await until(
+            lambda: sum(each["lost"] for each in told if "lost" in each) == writer.num_lost, "the news"
+        )
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
@@ -169,11 +176,9 @@ def hanging() -> subprocess.Popen:
 
 
 def test_a_log_that_hangs_ends_no_process_and_keeps_none_from_ending(hanging) -> None:
-    began_s = time.monotonic()
     hanging.stdin.write(b"\n")
     hanging.stdin.flush()
     assert hanging.wait(timeout=HANG_S) == 0
-    assert time.monotonic() - began_s < 20
 
 
 def test_lines_of_a_log_that_were_lost_are_counted_in_it(hanging) -> None:

@@ -1,7 +1,6 @@
 """What a failed upload or commit leaves in the store, and what the leader is told. The store is real."""
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +173,7 @@ def test_an_upload_that_ends_in_time_is_awaited_and_the_next_is_kept(tmp_path: P
 
 
 def test_an_upload_that_would_come_too_late_is_given_up_in_time(tmp_path: Path) -> None:
-    began_s = time.monotonic()
-    events, is_local = last_saves(tmp_path, upload_s=30.0, left_s=RESERVE_S + 1.0)
-    assert time.monotonic() - began_s < 10.0
+    events, is_local = last_saves(tmp_path, upload_s=3600.0, left_s=RESERVE_S + 1.0)
     assert events == [phases.SaveGivenUp(3, is_kept=False), phases.SaveGivenUp(4, is_kept=True)]
     assert is_local == [False, True]
 

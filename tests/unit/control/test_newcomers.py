@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
@@ -61,7 +61,7 @@ def test_a_newcomer_reports_its_room_once_it_is_opened_and_until_it_is_heard() -
         announcer.open("genrm:other")
         assert peers.asked == []
         announcer.open(ROLLOUT)
-        await asyncio.sleep(0.2)
+        await until(lambda: len(peers.asked) == 3, "the third report")
         assert [body.room for body in peers.asked] == [engines.room(ROLLOUT)] * 3
         announcer.open(ROLLOUT)
         await asyncio.sleep(0.05)
@@ -78,7 +78,7 @@ def test_a_refused_report_of_one_role_is_sent_again_though_the_room_of_another_h
         RoomAnnouncer(node, engines, peers)
         await engines.add("genrm-n1s0.1", judge, node.slabs[0], 1)
         await engines.add("rollout-n1s0.1", ROLLOUT, node.slabs[0], 2)
-        await asyncio.sleep(0.2)
+        await until(lambda: len(peers.asked) == 3, "the third report")
         assert sorted(body.role for body in peers.asked) == [judge, judge, ROLLOUT]
         assert {body.version for body in peers.asked} == {2}, "what is there when it is sent"
 
@@ -91,7 +91,7 @@ def test_a_first_life_reports_its_room_at_once() -> None:
         engines = LocalEngines(None, node.config)  # type: ignore[arg-type]
         RoomAnnouncer(node, engines, peers)
         await engines.add("rollout-n1s0.1", ROLLOUT, node.slabs[0], 1)
-        await asyncio.sleep(0.05)
+        await until(lambda: peers.asked, "a report")
         assert [type(body) for body in peers.asked] == [c.EngineRoom]
 
     asyncio.run(play())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
+from tests.host_copies import BYTES, FILES, Trainer, versions_in
 from tests.runs import HANG_S
 from tests.unit.config.test_upload_limit import config as config_of
 from yatt.adapters.files import Buffer
@@ -171,7 +171,7 @@ def test_a_failing_disk_costs_the_local_files_only(
     files = upload(tmp_path, local, store)
     assert told in local.close()
     assert versions_in(store, files) == {1}
-    assert not local.is_busy(5.0) and not there(tier)
+    assert not local.is_busy(HANG_S) and not there(tier)
 
 
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path, tier: LocalTier) -> None:
@@ -187,14 +187,14 @@ def test_a_slow_disk_costs_its_limit_and_the_local_files(
 ) -> None:
     monkeypatch.setattr(local_files, "PATIENCE_S", 0.5)
     monkeypatch.setattr(local_files, "BLOCKS", 2)
-    monkeypatch.setattr(UnfinishedFile, "write", lambda *_: time.sleep(0.4))
+    permits = threading.Semaphore(3)
+    monkeypatch.setattr(UnfinishedFile, "write", lambda *_: permits.acquire(timeout=HANG_S))
     local, store = local_save(tier), FolderStore(tmp_path / "store")
-    began_s = time.monotonic()
-    files = upload(tmp_path, local, store)
-    assert time.monotonic() - began_s < 0.4 * FILES * PIECES * 3 / 2, "it did not wait for every block"
+    files = upload(tmp_path, local, store)  # it does not wait for every block
+    permits.release(100)
     assert local.close() == "the disk takes less than the checkpoint store"
     assert versions_in(store, files) == {1}
-    assert not local.is_busy(5.0) and not there(tier)
+    assert not local.is_busy(HANG_S) and not there(tier)
 
 
 def test_at_most_the_queue_is_in_memory(tmp_path: Path, tier: LocalTier, monkeypatch) -> None:
@@ -212,7 +212,7 @@ def test_at_most_the_queue_is_in_memory(tmp_path: Path, tier: LocalTier, monkeyp
     monkeypatch.setattr(local._queue, "put", noted)
     upload(tmp_path, local, store)
     awake.set()
-    assert max(most) <= 4 and not local.is_busy(5.0)
+    assert max(most) <= 4 and not local.is_busy(HANG_S)
 
 
 def test_after_a_hang_the_next_save_does_not_use_the_disk_and_a_later_one_does(
@@ -238,7 +238,7 @@ def test_after_a_hang_the_next_save_does_not_use_the_disk_and_a_later_one_does(
     assert one() == "the disk still works on an earlier save"
     awake.set()
     monkeypatch.setattr(LocalTier, "prune", prune)
-    assert saves._last is not None and not saves._last.is_busy(5.0)
+    assert saves._last is not None and not saves._last.is_busy(HANG_S)
     assert one() == "" and len(there(tier)) == FILES
     assert LocalSaves(some).begin(order, 1) is None, "without checkpoint.local_dir"
 
@@ -254,4 +254,4 @@ def test_an_upload_that_fails_leaves_no_local_files(tmp_path: Path, tier: LocalT
     with pytest.raises(StoreUnreachable):
         upload(tmp_path, local, Failing(tmp_path / "store"))
     local.give_up("the upload has failed")
-    assert not local.is_busy(5.0) and not there(tier)
+    assert not local.is_busy(HANG_S) and not there(tier)
