@@ -20,6 +20,7 @@ import pytest
 from tests.dealing import SEED, Dealing, expected_s, longest_first
 from tests.durations import read_durations
 from tests.runs import HANG_S, wait_for
+from tests.seeds import Seed, tell
 from yatt.engine.environment import choose_device, prepare
 
 # Workers are started without the working directory on their path; those of tests are modules of `tests`.
@@ -190,6 +191,14 @@ def no_child_left_behind() -> Iterator[None]:
         b"tests.nursery.trainer",
     )
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands
+
+
+@pytest.fixture(autouse=True)
+def seeds_are_told(request: pytest.FixtureRequest) -> None:
+    """Those that its module drew when it was imported, before anybody listened."""
+    for each in vars(request.module).values():
+        if isinstance(each, Seed):
+            tell(each)
 
 
 BUCKET = "checkpoints"

@@ -7,7 +7,7 @@ from typing import Any
 from tests.runs import RunFile, rows, wait_for
 
 SCRIPT = {"steps_per_token": 20, "seconds_per_step": 0.002}
-LEASE = {"renew_s": 0.5, "ttl_s": 3.0, "term_s": 1.0}
+LEASE = {"renew_s": 0.5, "ttl_s": 10.0, "term_s": 1.0}
 
 
 def scripted_run(folder: Path, *, tp_size: int = 2, iterations: int = 3, **settings: Any) -> RunFile:

@@ -55,7 +55,7 @@ def write_run(folder: Path, sections: dict) -> Path:
         "optimizer": {"lr": 0.001},
         "trainer": {"total_iterations": 1, "train_batch_size": 2, "mini_batch_size": 2},
         "rewards": [{"name": "exact", "path": "builtin:exact"}],
-        "lease": {"renew_s": 0.2, "ttl_s": 2.0},
+        "lease": {"renew_s": 0.2, "ttl_s": 10.0},
     }
     for name, content in sections.items():
         needed[name] = needed.get(name, {}) | content if isinstance(content, dict) else content

@@ -25,7 +25,7 @@ from yatt.control.rollouts.carried import read_state
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 ITERATIONS = 12
-SILENCE_S = 5.0
+SILENCE_S = 10.0
 
 
 def placed(folder: Path) -> RunFile:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.crash_saves import SAVES, attempt_of, state_of, whole_checkpoint
+from tests.seeds import seed_of
 from yatt.checkpoint.store import FolderStore
 from yatt.uploader import upload as upload_module
 
@@ -113,7 +113,7 @@ def where(place: str) -> Iterator[None]:
 def test_no_kill_leaves_anything_but_a_whole_checkpoint(tmp_path: Path) -> None:
     count = run_in_child(*fresh(tmp_path / "calm"), 0)
     points = list(range(1, count + 1))
-    seed = int(os.environ.get("YATT_CRASH_SEED", time.strftime("%Y%m%d")))
+    seed = seed_of("YATT_CRASH_SEED")
     if os.environ.get("YATT_CRASH_POINTS") != "all":
         points = sorted(random.Random(seed).sample(points, SAMPLE))
     seen: set[tuple[int, str]] = set()

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from tests.conftest import BUCKET, S3_KEYS, s3_server
 from tests.crash_saves import SAVES, attempt_of, state_of, whole_checkpoint
 from tests.faults.test_crash_points import where
+from tests.seeds import seed_of
 from tests.store_proxy import StoreProxy
 from yatt.checkpoint import store as store_module
 from yatt.checkpoint.store import Store, open_store
@@ -112,7 +112,7 @@ def test_no_kill_leaves_anything_but_a_whole_checkpoint(
     url, memory = fresh(tmp_path / "calm", endpoint)
     count = run_in_child(url, endpoint, memory, 0)
     points = list(range(1, count + 1))
-    seed = int(os.environ.get("YATT_CRASH_SEED", time.strftime("%Y%m%d")))
+    seed = seed_of("YATT_CRASH_SEED")
     if os.environ.get("YATT_CRASH_POINTS") != "all":
         first = random.Random(seed).random()  # evenly spread, so that each save is killed
         points = [points[int((index + first) * count / SAMPLE)] for index in range(SAMPLE)]

@@ -14,6 +14,7 @@ from tests.conftest import BUCKET
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.faults.test_saves_in_flight import events, same_end
 from tests.runs import RunFile, killed_when, start, wait_for, yatt
+from tests.seeds import seed_of
 from tests.store_proxy import StoreProxy
 from yatt.adapters.files import publish, sealed
 from yatt.adapters.ledger import newest_attempt
@@ -114,7 +115,7 @@ def test_between_saves_there_are_two_and_clean_takes_those_of_an_ended_run(tmp_p
 
 def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[random.randrange(len(data) // 2, len(data))] ^= 0x10
+    data[random.Random(seed_of("YATT_FUZZ_SEED")).randrange(len(data) // 2, len(data))] ^= 0x10
     path.write_bytes(data)
 
 

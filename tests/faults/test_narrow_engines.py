@@ -30,7 +30,7 @@ def run_file(folder: Path, **settings: Any) -> RunFile:
         "launch": {"nodes": 1, "gpus_per_node": 2},
         "genrms": [section],
         "trainer": {"total_iterations": 3},
-        "lease": {"renew_s": 0.5, "ttl_s": 3.0, "term_s": 1.0},
+        "lease": {"renew_s": 0.5, "ttl_s": 10.0, "term_s": 1.0},
         **settings,
     })  # fmt: skip
     run.write()
@@ -116,7 +116,7 @@ def test_an_engine_that_stands_still_is_ended_alone(tmp_path: Path, wide: RunFil
     assert kill(pid_of(run, FIRST), signal.SIGSTOP)
     finish(process)
     expired = events(run, "engine.expire")
-    assert [(e["worker"], "was not heard of for 3 s" in e["cause"]) for e in expired] == [
+    assert [(e["worker"], "was not heard of for 10 s" in e["cause"]) for e in expired] == [
         (f"{FIRST}.1", True)
     ]
     assert started(run) == ["genrm-judge-n0s0.1", f"{FIRST}.1", f"{FIRST}.2", f"{SECOND}.1"]

@@ -84,7 +84,7 @@ def spread(folder: Path, **settings: object) -> RunFile:
     """One trainer node, and two engines over two nodes each."""
     run = RunFile(folder, {
         "run": {"deterministic": False},
-        "launch": {"nodes": 5, "gpus_per_node": 1, "node_silence_s": 3},
+        "launch": {"nodes": 5, "gpus_per_node": 1, "node_silence_s": 10},
         "placement": {"mode": "disaggregated", "trainer_nodes": 1},
         "rollout": {"tp_size": 2, "max_num_seqs": 4}, "lease": LEASE, **settings,
     })  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_lost_node_takes_its_block_along_and_both_come_back_together(tmp_path:
 
 
 def test_without_one_node_of_its_only_engine_a_run_ends_the_attempt_and_comes_back(tmp_path: Path) -> None:
-    run = spread(tmp_path, launch={"nodes": 3, "gpus_per_node": 1, "node_silence_s": 3})
+    run = spread(tmp_path, launch={"nodes": 3, "gpus_per_node": 1, "node_silence_s": 10})
     process = start("run", str(run.write()))
     sampling(run, 2)
     kill(controller(run, 2))

@@ -1,6 +1,6 @@
 """A run that was stopped goes on whatever happened to its files for people.
 
-Two damages, drawn by the day, in each of the seven files at once; `YATT_DAMAGES=all` takes every damage.
+Two damages, drawn, in each of the seven files at once; `YATT_DAMAGES=all` takes every damage.
 """
 
 import json
@@ -8,17 +8,17 @@ import os
 import random
 import shutil
 import signal
-import time
 
 import pytest
 
 from tests.damage import DAMAGES, a_folder, removed
 from tests.runs import RunFile, rows, start, wait_for, yatt
+from tests.seeds import seed_of
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE
 from yatt.paths import RunPaths
 
-TODAY = random.Random(int(time.time() // 86400))
-CHOSEN = DAMAGES if os.environ.get("YATT_DAMAGES") == "all" else tuple(TODAY.sample(DAMAGES, 2))
+SEED = seed_of("YATT_DAMAGES_SEED")
+CHOSEN = DAMAGES if os.environ.get("YATT_DAMAGES") == "all" else tuple(random.Random(SEED).sample(DAMAGES, 2))
 ITERATIONS = 6
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.test_engine import transformers_logprobs
 from tests.integration.test_engine_worker import PROMPT, sample
-from tests.runs import kill
+from tests.runs import kill, until
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
 from tests.worker_process import WorkerServer, worker_with_server, write_run
 from yatt.adapters.curve import make_keys
@@ -164,7 +164,7 @@ def test_when_one_rank_ends_the_other_ends_too_and_later_starts_meet(tmp_path: P
     async def scene(servers: list[WorkerServer]) -> None:
         await both(servers, m.Wake())
         await servers[0].tell(sample("long", max_tokens=4000))
-        await asyncio.sleep(0.3)
+        await until(lambda: servers[0].beats and servers[0].beats[-1].steps.steps, "a token")
         kill(servers[victim].process.pid, signal.SIGKILL)
         if victim:
             lost = await servers[0].next_told()

@@ -9,7 +9,7 @@ import sys
 import pytest
 import zmq
 
-from tests.runs import HANG_S, wait_for
+from tests.runs import HANG_S, until, wait_for
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
 from tests.worker_process import worker_with_server, write_run
 from yatt.engine.script import scripted_logprobs
@@ -131,7 +131,7 @@ def test_abort_sleep_and_new_weights_give_back_what_was_sampled(tmp_path):
         await server.order(m.Wake())
         long = {"max_tokens": 4000, "ignore_eos": True}
         await server.tell(sample("aborted", **long))
-        await asyncio.sleep(0.2)
+        await until(lambda: server.beats and server.beats[-1].steps.steps, "a token")
         assert await server.order(m.Abort(request_ids=("aborted",))) == m.Done()
         aborted = await server.next_told()
         assert (aborted.request_id, aborted.finish_reason) == ("aborted", "abort")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, wait_for
 from tests.unit.core.test_placement import config
 from yatt.adapters.memory import FRESH_S, ProcessGroups
 from yatt.adapters.process import Child
@@ -92,11 +92,8 @@ def test_memory_that_grows_is_seen_without_a_new_look(worker: subprocess.Popen) 
     census.members([worker.pid], 0.0)
     kept = census.resident_bytes([worker.pid], 0.1)[worker.pid]
     os.kill(child, signal.SIGKILL)
-    for _ in range(500):
-        if (less := census.resident_bytes([worker.pid], 0.2)[worker.pid]) < kept - 15 * MIB:
-            break
-        time.sleep(0.01)
-    assert less < kept - 15 * MIB
+    less = lambda: census.resident_bytes([worker.pid], 0.2)[worker.pid] < kept - 15 * MIB  # noqa: E731
+    wait_for(less, what="the memory of the child to be free")
 
 
 def test_a_look_is_used_while_nobody_was_born_and_only_so_long(worker: subprocess.Popen) -> None:

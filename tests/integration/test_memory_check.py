@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.nvml.bench import JUDGE, MIB, Bench, hold, stranger
-from tests.runs import HANG_S
+from tests.runs import HANG_S, until
 from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
 from yatt.control.gpus.arbiter import Holding
@@ -206,6 +206,7 @@ def test_a_stranger_that_leaves_in_time_is_waited_for(make, gpus):
             await hold(gpus / "orders", process.pid, 700 * MIB)
             async with make(memory_check_s=HANG_S).running() as bench:
                 bench.arbiter.want(bench.slab, TRAINER)
+                await until(lambda: bench.arbiter.lease(bench.slab).stage is Stage.CHECKING, "the check")
                 await asyncio.sleep(0.3)
                 assert bench.arbiter.lease(bench.slab).stage is Stage.CHECKING
                 process.kill()

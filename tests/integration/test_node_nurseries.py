@@ -154,15 +154,16 @@ def test_a_start_that_an_ended_nursery_refuses_does_not_end_the_next_one(tmp_pat
         async with scene(tmp_path, monkeypatch) as node:
             first, second = node.engines
             await node.order(first)
-            may_go_on, open_log = asyncio.Event(), node.supervisor._open_log
+            begins, may_go_on, open_log = asyncio.Event(), asyncio.Event(), node.supervisor._open_log
 
             async def slowly(name: str) -> tuple[Path, int]:
+                begins.set()
                 await may_go_on.wait()
                 return await open_log(name)
 
             monkeypatch.setattr(node.supervisor, "_open_log", slowly)
             starting = asyncio.ensure_future(node.supervisor.start(second))  # with an order to the first one
-            await asyncio.sleep(0.1)
+            await begins.wait()
             assert kill(node.pids()[0])
             await node.told_of("nursery.end", 1)
             await node.order(first)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +18,13 @@ from tests.frames import as_message, frames
 from tests.integration.trainer.test_meeting import ZMTP, heard, listening, stranger_keys
 from tests.property.test_frame_fuzz import calls, notice
 from tests.runs import HANG_S, RunFile, living, rows, start, wait_for
+from tests.seeds import seed_of
 from yatt.adapters.curve import CurveKeys, calling_socket
 from yatt.records import cluster as c
 from yatt.records.codec import encode_frame
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 ATTEMPT = 1
 ITERATIONS = 100_000
 

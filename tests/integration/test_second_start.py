@@ -1,7 +1,8 @@
 """A run that is going on is not started a second time; and one whose folder is removed stops."""
 
+import itertools
 import shutil
-import time
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -90,12 +91,13 @@ def test_a_start_on_another_machine_that_stands_still_is_over(elsewhere: RunPath
 
 
 def test_a_start_on_another_machine_whose_heartbeat_moves_is_refused(elsewhere: RunPaths) -> None:
-    import threading
+    over = threading.Event()
 
     def beat() -> None:
-        for counter in range(6, 20):
+        for counter in itertools.count(6):
             publish(elsewhere.heartbeat(1), sealed({"counter": counter}, 1))
-            time.sleep(0.1)
+            if over.wait(0.1):
+                return
 
     publish(elsewhere.heartbeat(1), sealed({"counter": 5}, 1))
     thread = threading.Thread(target=beat)
@@ -104,6 +106,7 @@ def test_a_start_on_another_machine_whose_heartbeat_moves_is_refused(elsewhere: 
         with pytest.raises(ConfigError, match="attempt 1 of this run is active, on far already"):
             make_way(elsewhere, take_over=False, slurm=Slurm())
     finally:
+        over.set()
         thread.join()
 
 

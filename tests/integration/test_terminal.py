@@ -11,7 +11,7 @@ import termios
 import time
 from pathlib import Path
 
-from tests.runs import RunFile, command, environment, living, rows, wait_for
+from tests.runs import HANG_S, RunFile, command, environment, living, rows, wait_for
 from yatt.errors import EXIT_WILL_CONTINUE
 
 LONG = {"trainer": {"total_iterations": 400}, "checkpoint": {"save_every": 100}, "launch": {"nodes": 1}}
@@ -38,11 +38,11 @@ def start_on_a_terminal(run: RunFile) -> "tuple[subprocess.Popen[bytes], int]":
     return process, ours
 
 
-def read_until(terminal: int, run: RunFile, count: int, limit_s: float) -> None:
+def read_until(terminal: int, run: RunFile, count: int) -> None:
     """Read what is shown, as a terminal does, until so many iterations are done."""
-    until_s = time.monotonic() + limit_s
+    until_s = time.monotonic() + HANG_S
     while iterations(run) < count:
-        assert time.monotonic() < until_s, f"no {count} iterations within {limit_s:g} s"
+        assert time.monotonic() < until_s, f"no {count} iterations within {HANG_S:g} s"
         if select.select([terminal], [], [], 0.1)[0]:
             os.read(terminal, 1 << 16)
 
@@ -51,7 +51,7 @@ def test_a_terminal_that_is_closed_stops_the_run_with_everything_saved(tmp_path:
     run = RunFile(tmp_path, LONG)
     process, terminal = start_on_a_terminal(run)
     try:
-        read_until(terminal, run, 2, limit_s=90)
+        read_until(terminal, run, 2)
         os.close(terminal)
         with contextlib.suppress(ProcessLookupError):  # a shell that ends tells its jobs once more
             process.send_signal(signal.SIGHUP)

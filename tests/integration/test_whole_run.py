@@ -2,7 +2,7 @@
 
 import json
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -342,11 +342,10 @@ def test_a_function_ranks_groups_and_judges_compare_them_one_behind_a_url(tmp_pa
 
 def test_a_judges_service_that_is_down_for_a_while_costs_time_and_no_group(tmp_path: Path) -> None:
     """Longer than the retries of each question; `yatt status` says so meanwhile."""
-    first_s = list[float]()
+    is_back = threading.Event()
 
     def answer(_: int) -> tuple[int, dict[str, str], bytes]:
-        first_s.append(time.monotonic())
-        return (503, {}, b"maintenance") if time.monotonic() < first_s[0] + 6.0 else says("score: 7")
+        return says("score: 7") if is_back.is_set() else (503, {}, b"maintenance")
 
     service = Service(answer)
     far = {"name": "far", "model": "big", "api": {"url": service.url, "retries": 1},
@@ -359,6 +358,7 @@ def test_a_judges_service_that_is_down_for_a_while_costs_time_and_no_group(tmp_p
     try:
         with start("run", str(run.write())) as process:
             wait_for(lambda: shown in yatt("status", str(run.run_dir)).stdout, timeout_s=60, what="status")
+            is_back.set()
             assert process.communicate(timeout=120)[0] is not None and process.returncode == 0
     finally:
         service.close()

@@ -1,25 +1,25 @@
 """Damaged `batch.load` events: the reader never raises, and what it accepts can be simulated.
 
 `YATT_FUZZ=5000 YATT_FUZZ_SEED=7 pytest tests/property/test_batch_load_fuzz.py` runs the long form. Without a
-seed each day has its own, and a failure prints it.
+seed each run draws its own, and a failure prints it.
 """
 
 import json
 import math
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.obs_runs import event, make_run
+from tests.seeds import seed_of
 from yatt.obs.batch_loads import as_batch_load, mean_lengths, read_batch_loads
 from yatt.simulation.figures import drawn_length, mean_length
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 ROLE = {"step_s": 0.02, "sequence_s": 0.001, "room": 8, "engines": 1, "slabs": 4, "idle": 0.3}
 GOOD = event(
     1, "batch.load", iteration=1, seconds=12.3, num_samples=64, lengths=[float(i) for i in range(21)],

@@ -1,7 +1,7 @@
 """Mutated run files: each is loaded or refused with a reason; none ends in a traceback or hangs.
 
 `YATT_FUZZ=5000 YATT_FUZZ_SEED=7 pytest tests/property/test_config_fuzz.py` runs the long form. Without a seed
-each day has its own, and a failure prints it.
+each run draws its own, and a failure prints it.
 """
 
 import math
@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.seeds import seed_of
 from yatt.config.doubts import doubts
 from yatt.config.load import load, load_resolved, resolved_text
 from yatt.errors import ConfigError
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 COUNT = int(os.environ.get("YATT_FUZZ", "250"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 LONGEST_CPU_S = 5.0
 
 NONSENSE = (

@@ -1,7 +1,7 @@
 """Damaged frames at every socket of the channel: each is refused and counted, and none is acted on.
 
 `YATT_FUZZ=5000 YATT_FUZZ_SEED=7 pytest tests/property/test_frame_fuzz.py` runs the long form. Without a seed
-each day has its own, and a failure prints it.
+each run draws its own, and a failure prints it.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import zmq
 
 from tests.frames import HUGE, as_message, damaged, frames, nonsense
 from tests.runs import HANG_S
+from tests.seeds import seed_of
 from yatt.adapters.channel import Channel
 from yatt.adapters.curve import CurveKeys, Gate, calling_socket, listening_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer
@@ -30,7 +31,7 @@ from yatt.records import message as m
 from yatt.records.codec import encode_frame
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 ATTEMPT = 3
 """A good request is answered within this, whatever came before it."""
 

@@ -3,7 +3,7 @@ command touches anything outside of the two stores, and each ends with a sentenc
 
 Two watches: the interpreter's audit events name every file that a command opens, lists, makes or removes; the
 S3 server's log names every key. `YATT_FUZZ=5000 YATT_FUZZ_SEED=7 pytest` of this file runs the long form.
-Without a seed each day has its own, and a failure prints it.
+Without a seed each run draws its own, and a failure prints it.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.conftest import BUCKET, s3_server
 from tests.hostile_manifests import HostileManifest, drawn_manifest
 from tests.runs import HANG_S, RunFile
 from tests.saved_weights import saved_run
+from tests.seeds import seed_of
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import saved_scalars
 from yatt.checkpoint.shards import Shard, read_shards
@@ -41,7 +41,7 @@ COUNT = int(os.environ.get("YATT_FUZZ", "60"))
 BUCKET_COUNT = int(os.environ.get("YATT_FUZZ", "20"))
 """A case in a bucket costs eight times one in folders."""
 
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 NEWEST = manifest_name(Commit(2, 1))
 pytestmark = [pytest.mark.timeout(max(400, 2 * COUNT)), pytest.mark.filterwarnings("ignore")]
 

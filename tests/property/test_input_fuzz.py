@@ -2,7 +2,7 @@
 other people's libraries in the same way.
 
 `YATT_FUZZ=2000 YATT_FUZZ_SEED=7 pytest tests/property/test_input_fuzz.py` runs the long form. Without a seed
-each day has its own, and a failure prints it.
+each run draws its own, and a failure prints it.
 """
 
 import gzip
@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 
 from tests.runs import HANG_S
+from tests.seeds import seed_of
 from tests.tiny_models import CHAT, VOCAB_SIZE, make_tokenizer
 from yatt.adapters.dataset import RowFiles, check_rows
 from yatt.adapters.watched_trial import Stages
@@ -36,7 +36,7 @@ from yatt.models.model import read_model
 from yatt.models.tensors import hf_shapes
 
 COUNT = int(os.environ.get("YATT_FUZZ", "100"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 SAMPLE = "the model answers 17 questions; grüße"
 pytestmark = pytest.mark.timeout(max(240, COUNT))
 

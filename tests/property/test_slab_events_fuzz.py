@@ -7,19 +7,19 @@ import json
 import os
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.obs_runs import make_run
 from tests.property.test_batch_load_fuzz import damaged
+from tests.seeds import seed_of
 from tests.slab_runs import MOVING
 from yatt.cli.look import status
 from yatt.obs.report import write_report
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
-SEED = int(os.environ.get("YATT_FUZZ_SEED", int(time.time() // 86400)))
+SEED = seed_of("YATT_FUZZ_SEED")
 KINDS = ("batch.load", "split.choose", "slab.move", "slab.moved", "engine.unfit")
 EACH = 50
 """Damaged events of one run."""

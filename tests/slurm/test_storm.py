@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.runs import LOADED, living, wait_for
+from tests.seeds import seed_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, metrics_of, weights_of
 from tests.slurm.test_lost_machines import hosts
@@ -31,7 +32,7 @@ from yatt.errors import EXIT_WILL_CONTINUE
 
 SCHEDULES = int(os.environ.get("YATT_STORM_SCHEDULES", "1"))
 EVENTS = int(os.environ.get("YATT_STORM_EVENTS", "3"))
-SEED = int(os.environ.get("YATT_STORM_SEED", str(random.randrange(1 << 20))))
+SEED = seed_of("YATT_STORM_SEED")
 ITERATIONS = 20 + 8 * EVENTS
 pytestmark = [
     pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600 + 240 * EVENTS),

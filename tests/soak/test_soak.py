@@ -25,12 +25,13 @@ import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import ROOT, RunFile, command, environment, kill, living, rows
+from tests.seeds import seed_of
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.tokenizer import Tokenizer
 
 STORMS = int(os.environ.get("YATT_SOAK_STORMS", "1"))
 ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "30"))
-SEED = int(os.environ.get("YATT_SOAK_SEED", str(random.randrange(1 << 20))))
+SEED = seed_of("YATT_SOAK_SEED")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS * STORMS)]
 
 REWARD = """

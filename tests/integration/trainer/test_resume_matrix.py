@@ -14,11 +14,12 @@ import torch
 
 from tests.bench import checkpoint as bench, scale
 from tests.integration.trainer.conftest import Job, make_model, run_world
+from tests.seeds import seed_of
 from yatt.models.model import read_model
 
 pytestmark = pytest.mark.slow
 IS_WHOLE = os.environ.get("YATT_RESUME_MATRIX") == "all"
-SEED = os.environ.get("YATT_SEED") or str(random.randrange(1 << 20))
+SEED = seed_of("YATT_SEED")
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 VPP = "virtual_pipeline_model_parallel_size"
 BUCKETS = {"overlap_grad_reduce": True, "bucket_size": 5000}

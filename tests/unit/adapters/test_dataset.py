@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.runs import wait_for
 from yatt.adapters import dataset
 from yatt.adapters.dataset import RowFiles, RowReader, check_rows
 from yatt.config.schema import DataSection
@@ -122,8 +123,11 @@ def test_a_handle_that_went_stale_costs_no_row_and_a_new_one_that_fails_does(tmp
     with closing(RowFiles((file,), DATA, tmp_path / "scratch")) as read:
         os.unlink(file)
         os.mkfifo(file)  # cannot be read at a place, as a stale handle cannot
+        tasks = Path("/proc/self/task")
         with ThreadPoolExecutor(2) as pool:  # the first waits in open, the second for the first
             readings = [pool.submit(read.read, read.ref(number), limit_s=0.0) for number in (1, 1)]
+            opens = lambda: any("partner" in path.read_text() for path in tasks.glob("*/wchan"))  # noqa: E731
+            wait_for(opens, what="one to wait for the other end of the pipe")
             time.sleep(0.1)
             os.rename(file, f"{file}.fifo")
             Path(file).write_bytes(whole)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import children_of
-from tests.runs import HANG_S, environment, wait_for
+from tests.runs import HANG_S, environment, until, wait_for
 from tests.standing_still import interpreter_that_stands_still
 from yatt.adapters import bound
 from yatt.adapters.process import END, ChildProgram, ChildStart, Identity, open_log, spawn
@@ -87,7 +87,7 @@ def started(tmp_path: Path, name: str, code: str) -> ChildStart:
 def test_a_childs_end_is_heard_also_when_it_has_ended_before_anybody_listens(tmp_path):
     async def both() -> tuple[int, int]:
         child = await started(tmp_path, "short", "raise SystemExit(5)").begun
-        await asyncio.sleep(1.0)
+        await until(lambda: Identity.of(child.pid) is None, "its end")
         other = await started(tmp_path, "killed", SLEEPER).begun
         other.signal_group(signal.SIGKILL)
         return await child.ended, await other.ended
@@ -152,11 +152,10 @@ def test_a_program_that_stands_still_holds_nobody_up_and_can_be_given_up(tmp_pat
 
     async def main() -> None:
         start = started(tmp_path, "still", "print('it runs')")
-        until_s, turns = time.monotonic() + 2.0, 0
-        while time.monotonic() < until_s:
+        for _ in range(50):
             await asyncio.sleep(0.01)
-            turns += 1
-        assert turns > 20 and not start.begun.done()
+        assert not start.begun.done()
+        await until(lambda: children_of(os.getpid()) - before, "a child")
         assert children_of(os.getpid()) - before
         start.give_up()
         await start.over

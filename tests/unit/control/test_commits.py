@@ -165,7 +165,7 @@ def last_saves(
 
 
 def test_an_upload_that_ends_in_time_is_awaited_and_the_next_is_kept(tmp_path: Path) -> None:
-    events, is_local = last_saves(tmp_path, upload_s=1.0, left_s=RESERVE_S + 1.5)
+    events, is_local = last_saves(tmp_path, upload_s=3.0, left_s=RESERVE_S + 4.5)
     assert events == [phases.Committed(3), phases.SaveGivenUp(4, is_kept=True)]
     assert is_local == [False, True]
     manifest, hosts = LocalCommits(RunPaths(tmp_path / "run"), "").read(Commit(4, 1))

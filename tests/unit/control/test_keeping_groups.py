@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, until
+from tests.seeds import seed_of
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
 from yatt.adapters.record_file import RecordWriter
@@ -253,7 +254,7 @@ def test_a_write_that_hangs_delays_nothing_and_takes_bounded_memory(
     async def scene() -> None:
         found = await bench.advance(1, 20)
         assert len(found.groups) == 20
-        await asyncio.sleep(0.05)
+        await until(lambda: events(bench, "groups.not_kept"), "the news")
         assert 0 < bench.sampler.kept._waiting_bytes <= 2000
         (said,) = events(bench, "groups.not_kept")
         assert said["iteration"] == 1 and "bytes wait to be written" in said["error"]
@@ -266,10 +267,11 @@ def test_a_write_that_hangs_delays_nothing_and_takes_bounded_memory(
 def test_a_failing_write_is_told_once_and_tried_again_unless_the_disk_is_full(
     make: Make, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real, failing = os.pwrite, [True]
+    real, failing, tries = os.pwrite, [True], list[int]()
 
     def pwrite(descriptor: int, data: bytes, at: int) -> int:
         if failing[0]:
+            tries.append(at)
             raise OSError(code, os.strerror(code))
         return real(descriptor, data, at)
 
@@ -279,7 +281,8 @@ def test_a_failing_write_is_told_once_and_tried_again_unless_the_disk_is_full(
 
     async def scene() -> None:
         assert len((await bench.advance(1, 4)).groups) == 4
-        await asyncio.sleep(1.2)
+        await until(lambda: len(tries) >= (3 if code == errno.EIO else 1), "it to be tried")
+        await until(lambda: events(bench, "groups.not_kept"), "the news")
         failing[0] = False
         while not bench.writer.flush(0.0):
             await asyncio.sleep(0.05)
@@ -317,7 +320,7 @@ def test_no_damage_to_a_file_raises_or_gives_another_group(make: Make) -> None:
     assert bench.writer.flush(HANG_S)
     folder = bench.node.paths.kept_groups
     (file,) = kept_files.kept_files(folder)
-    data, draw = (folder / file.name).read_bytes(), random.Random(int(os.environ.get("YATT_FUZZ_SEED", "5")))
+    data, draw = (folder / file.name).read_bytes(), random.Random(seed_of("YATT_FUZZ_SEED"))
     again = make(answers, attempt=2)
     search: list[kept_files.Search] = []
     monkey = pytest.MonkeyPatch()

@@ -3,14 +3,14 @@
 import errno
 import os
 import threading
-import time
 
 import pytest
 import torch
 import zmq
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, wait_for
 from tests.tiny_models import make_scripted_model
+from yatt import clock
 from yatt.adapters.worker_link import Received, WorkerLink
 from yatt.core.lease import WorkerLease
 from yatt.engine.compare import compare_weights, counted
@@ -143,17 +143,20 @@ class SlowEngine(ScriptedEngine):
         super().start()
 
 
-def test_an_engine_that_builds_itself_is_believed_to_get_on_until_its_limit(options):
+def test_an_engine_that_builds_itself_is_believed_to_get_on_until_its_limit(options, monkeypatch):
     may_end = threading.Event()
     plan = EnginePlan(
         kind="scripted", options=options, build=lambda kind, given: SlowEngine(given, may_end),
-        start_limit_s=0.5,
+        start_limit_s=5.0,
     )  # fmt: skip
+    now_s = [0.0]
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s[0])
     worker = EngineWorker(Line(), plan)
     thread = threading.Thread(target=worker._answer, args=(m.Wake(),))
     thread.start()
-    seen = {worker.beat().work for _ in range(5) if not time.sleep(0.02)}
-    time.sleep(0.6)
+    wait_for(lambda: worker._building_until_s, what="the build to begin")
+    seen = {worker.beat().work for _ in range(5)}
+    now_s[0] += 5.1
     stuck = {worker.beat().work for _ in range(5)}
     may_end.set()
     thread.join()

@@ -1,0 +1,115 @@
+"""No test depends on how fast the machine is: a limit that only a hang reaches is `HANG_S`, not a number."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.runs import HANG_S, LOADED
+from tests.seeds import seed_of
+
+TESTS = Path(__file__).parents[1]
+LEAST_S = HANG_S / LOADED
+WAITS = re.compile(r"wait|wait_for|wait_node|wait_state|communicate|join|acquire|settimeout|timeout")
+SUBJECTS = {
+    "integration/test_stacks.py": "a signal that is ignored: nothing comes of it",
+    "integration/trainer/test_meeting.py": "a port that does not answer strangers",
+    "integration/test_open_ports.py": "a port that does not answer strangers",
+    "slurm/test_storm.py": "a period between two looks",
+    "integration/test_second_start.py": "a period of heartbeats",
+    "unit/control/test_newer_attempt.py": "turns of a watch that says nothing",
+    "unit/control/test_newcomers.py": "an engine that waits for weights",
+    "unit/launch/test_places.py": "the number of a life, and how soon the next one may be",
+}
+"""Modules where the time is what is tested."""
+
+
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Every call in the tests but those of a GPU and the benchmarks, with its module."""
+    paths = {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("*.py"))}
+    return [
+        (name, node)
+        for name, path in paths.items()
+        if not name.startswith(("bench/", "gpu/"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+
+
+def numbers(node: ast.AST) -> Iterator[float]:
+    """Those that a limit is made of, in sums and products too."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield node.value
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        yield from [*numbers(node.left), *numbers(node.right)]
+
+
+def short_limits(node: ast.Call) -> list[float]:
+    """Numbers of seconds in a call that waits; 0 is a look, not a wait."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    is_wait = WAITS.fullmatch(name) is not None
+    names = ("timeout", "timeout_s") if is_wait else ("timeout",)
+    limits = [each.value for each in node.keywords if each.arg in names]
+    limits += node.args if is_wait else []
+    return [largest for each in limits if 0 < (largest := max(numbers(each), default=0)) < LEAST_S]
+
+
+def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
+    found = {
+        f"tests/{name}:{node.lineno}" for name, node in calls() if name not in SUBJECTS and short_limits(node)
+    }
+    assert not found, "use HANG_S, or wait_for without timeout_s (tests/runs.py)"
+
+
+def test_modules_where_the_time_is_tested_have_such_limits() -> None:
+    assert SUBJECTS.keys() <= {name for name, node in calls() if short_limits(node)}
+
+
+@pytest.mark.parametrize(
+    ("call", "is_refused"),
+    [
+        ("x.wait(5)", True), ("x.communicate(timeout=20 * LOADED)", True), ("run(x, timeout=30)", True),
+        ("wait_for(x, timeout_s=BEAT_S + 5, what='')", True), ("asyncio.timeout(2.5)", True),
+        ("x.join(HANG_S)", False), ("x.acquire(timeout=0)", False), ("wait_for(x, timeout_s=90)", False),
+        ("', '.join(x)", False), ("store(x, timeout_s=5)", False),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call: str, is_refused: bool) -> None:
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call) and bool(short_limits(node)) == is_refused
+
+
+# ---- seeds --------------------------------------------------------------------------------------
+
+UNSEEDED = {
+    "nursery/__main__.py": "what a forked process draws is what is tested",
+    "soak/weather/sitecustomize.py": "it runs in other people's processes",
+}
+
+
+def is_unseeded(node: ast.Call) -> bool:
+    """A draw of the module `random`, or a generator that nobody can repeat."""
+    if not isinstance(node.func, ast.Attribute) or ast.unparse(node.func.value) != "random":
+        return False
+    if node.func.attr != "Random":
+        return node.func.attr != "seed"
+    return not node.args or "time" in ast.dump(node.args[0])
+
+
+def test_what_is_drawn_can_be_repeated() -> None:
+    assert not {name for name, node in calls() if is_unseeded(node)} - UNSEEDED.keys(), "use tests/seeds.py"
+
+
+def test_a_seed_is_that_of_its_variable_or_of_the_run_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("YATT_DRAW", "71")
+    monkeypatch.setenv("YATT_TRIAL_SEED", "5")
+    assert seed_of("YATT_TRIAL_SEED") == 5
+    monkeypatch.delenv("YATT_TRIAL_SEED")
+    assert seed_of("YATT_TRIAL_SEED") == 71
+    assert capsys.readouterr().out == "drawn with YATT_TRIAL_SEED=5\ndrawn with YATT_TRIAL_SEED=71\n"
