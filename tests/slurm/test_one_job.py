@@ -11,6 +11,7 @@ import pytest
 from tests.runs import ROOT, command, start, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
+from yatt.adapters.slurm import CALL_LIMIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
@@ -103,13 +104,15 @@ def test_a_run_that_goes_on_here_is_not_submitted_beside_it(cluster: Cluster, tm
 
 
 def test_a_list_of_runs_does_not_wait_for_slurm(cluster: Cluster, tmp_path) -> None:
-    """One deadline for all runs. The time is not asserted to the second: a start of Python is in it."""
+    """One deadline for all runs. A start of Python is in the time as well."""
     blocked(cluster)
     runs = [SubmittedRun(cluster, tmp_path / f"r{number}") for number in range(6)]
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
     for run in runs:
         assert run.yatt("submit", str(run.config), "--site", str(run.site), **env).returncode == 0
+    began_s = time.monotonic()
     listed = runs[0].yatt("list", **env)
+    usual_s = time.monotonic() - began_s
     assert listed.stdout.count("PENDING") == 6
     cluster.ctld("pause")
     try:
@@ -122,4 +125,4 @@ def test_a_list_of_runs_does_not_wait_for_slurm(cluster: Cluster, tmp_path) -> N
     assert "Slurm does not answer" in silent.stderr
     assert silent.stdout.count("UNKNOWN") == 6
     assert all(str(run.paths.root) in silent.stdout for run in runs)
-    assert took_s < 20, "one deadline, not one a run: of 20 s each it was"
+    assert took_s < 2 * usual_s + 3 * CALL_LIMIT_S, "one deadline, not one a run: of 20 s each it was"
