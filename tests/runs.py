@@ -199,6 +199,12 @@ async def until(holds: Callable[[], Any], what: str) -> Any:
     return value
 
 
+async def turns(number: int = 50) -> None:
+    """Lets the event loop go on so often: what would happen at once has happened then."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 def living(run_dir: Path) -> dict[int, str]:
     """Processes of a run that are alive, by their command line."""
     found = {}

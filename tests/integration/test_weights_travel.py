@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.runs import HANG_S, until
+from tests.runs import HANG_S, turns, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters import bulk
 from yatt.adapters.channel import Channel
@@ -228,7 +228,7 @@ def test_while_a_version_arrives_no_engine_can_load_any(tmp_path: Path, sent: Se
             with pytest.raises(WorkerFailed, match="is being changed; version 1 of attempt 1 was asked for"):
                 taker.received(1)
             waiting = asyncio.ensure_future(taker.taken.newer_than(old))
-            await asyncio.sleep(0.05)
+            await turns()
             assert not waiting.done(), "an engine that was refused waits for the next version"
             taking.cancel()
             await asyncio.gather(taking, return_exceptions=True)

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, turns
 from yatt.adapters.paced_reader import PacedReader
 
 
@@ -34,27 +35,44 @@ class Pipe:
         os.close(self.end)
 
 
+class Pauses:
+    """The pauses that the reader asks its loop for; a test ends them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_later = self.ask  # type: ignore[method-assign]
+        self.asked: list[Callable[[], object]] = []
+
+    def ask(self, _pause_s: float, then: Callable[[], object]) -> None:
+        self.asked.append(then)
+
+    def end(self) -> None:
+        """Ends the one that there is."""
+        (then,) = self.asked
+        self.asked.clear()
+        then()
+
+
 def test_the_first_is_read_at_once_and_the_next_ones_together() -> None:
     async def scene() -> None:
-        pipe = Pipe(pause_s=0.2)
+        pipe, pauses = Pipe(pause_s=0.2), Pauses()
         await pipe.said(b"a")
         assert pipe.got == b"a"
         for _ in range(50):
             await pipe.said(b"b")
         assert (pipe.got, pipe.num_looks) == (b"a", 1)
-        while len(pipe.got) < 51:
-            await asyncio.sleep(0.01)
-        assert pipe.num_looks == 2
-        await asyncio.sleep(0.5)
-        num_idle = pipe.num_looks
-        assert num_idle == 3, "it found nothing"
-        await asyncio.sleep(0.3)
-        assert pipe.num_looks == num_idle, "nothing wakes it"
+        pauses.end()
+        assert (len(pipe.got), pipe.num_looks) == (51, 2)
+        pauses.end()
+        assert pipe.num_looks == 3, "it found nothing"
+        await turns()
+        assert pipe.num_looks == 3 and not pauses.asked, "nothing wakes it"
         await pipe.said(b"c")
         assert pipe.got.endswith(b"c"), "at once again"
+        del pauses.loop.call_later
         pipe.close()
 
-    asyncio.run(asyncio.wait_for(scene(), HANG_S))
+    asyncio.run(scene())
 
 
 def test_a_second_end_does_not_touch_a_descriptor_that_got_the_same_number() -> None:

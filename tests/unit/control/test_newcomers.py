@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import HANG_S, until
+from tests.runs import HANG_S, turns, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.publications import Publications
@@ -56,7 +56,7 @@ def test_a_newcomer_reports_its_room_once_it_is_opened_and_until_it_is_heard() -
         engines = LocalEngines(None, node.config)  # type: ignore[arg-type]
         announcer = RoomAnnouncer(node, engines, peers)
         await engines.add("rollout-n1s0.1", ROLLOUT, node.slabs[0], 1)
-        await asyncio.sleep(0.05)
+        await turns()
         assert peers.asked == [], "nobody asks it before it has weights"
         announcer.open("genrm:other")
         assert peers.asked == []
@@ -64,7 +64,7 @@ def test_a_newcomer_reports_its_room_once_it_is_opened_and_until_it_is_heard() -
         await until(lambda: len(peers.asked) == 3, "the third report")
         assert [body.room for body in peers.asked] == [engines.room(ROLLOUT)] * 3
         announcer.open(ROLLOUT)
-        await asyncio.sleep(0.05)
+        await turns()
         assert len(peers.asked) == 3, "it is opened once"
 
     asyncio.run(play())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import HANG_S, RunFile, until
+from tests.runs import HANG_S, RunFile, turns, until
 from tests.unit.control.engine_stand_in import Answer, Engines, completion
 from yatt.adapters.dataset import RowFiles
 from yatt.adapters.tokenizer import Tokenizer
@@ -329,8 +329,7 @@ def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make
         bench.trained(first, 1)
         advancing = asyncio.ensure_future(bench.advance(2, 2))
         await until(lambda: len(bench.engines.busy) == 1, "the others to be complete")
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns()
         assert not advancing.done()
         (late,) = bench.engines.busy.values()
         del bench.engines.busy[late.request_id]

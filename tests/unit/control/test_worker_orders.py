@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import HANG_S, until
+from tests.runs import HANG_S, turns, until
 from tests.unit.control.engine_stand_in import Engines
 from tests.unit.core.test_placement import config as colocated, widths
 from yatt.control.gpus.engines import LocalEngines
@@ -267,7 +267,7 @@ def test_an_engine_that_is_refused_while_host_copies_change_loads_the_next_versi
         bench.socket.answers[m.LoadWeights] = load
         waking = asyncio.ensure_future(bench.workers.wake(bench.slab, ROLLOUT, 7))
         await until(lambda: tried, "the load")
-        await asyncio.sleep(0.05)
+        await turns()
         assert (tried, waking.done()) == ([4], False)
         bench.publish(5)
         await asyncio.wait_for(waking, HANG_S)
