@@ -112,7 +112,9 @@ def test_an_error_that_is_not_the_filesystems_costs_what_was_written_and_nothing
     assert "is skipped" in caplog.text
 
 
-def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: Path, monkeypatch) -> None:
+def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
     monkeypatch.setattr(writer_module, "HANG_S", 0.2)
     gate, path = threading.Event(), tmp_path / "events.jsonl"
     writer = BackgroundWriter(most_bytes=1000)
@@ -129,7 +131,7 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(tmp_path: P
         watching = asyncio.create_task(watch_writer(writer, events, period_s=0.05))
         for number in range(100):
             writer.append(path, json.dumps({"number": number, "filling": "x" * 20}))
-        await until(lambda: writer.failing_s > 0.2, "the write to be late")
+        await until(lambda: "events cannot be written" in caplog.text, "the watch to see that it is late")
         gate.set()
         await until(
             lambda: sum(each["lost"] for each in told if "lost" in each) == writer.num_lost, "the news"
