@@ -17,7 +17,7 @@ from yatt.checkpoint.store import FolderStore
 from yatt.errors import YattError
 from yatt.uploader import upload as upload_module
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults]
 
 
 def begun(folder: Path, root: Path) -> Trainer:

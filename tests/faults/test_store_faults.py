@@ -31,7 +31,7 @@ from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.obs.metrics import STEP
 from yatt.records import message as m
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]
 ALWAYS = 10**6
 STALL_S, LIMIT_S = 2.0, 60.0
 EXPIRED = (400, "ExpiredToken")

@@ -191,7 +191,6 @@ def run_program(program: str, *words: str) -> list[dict]:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fails", ["thread", "fork"])
 def test_a_worker_that_cannot_be_forked_is_tried_again_until_it_can(fails: str) -> None:
     events = told(start_timeout_s=60, lifts="lifts", fails=fails)
@@ -202,7 +201,6 @@ def test_a_worker_that_cannot_be_forked_is_tried_again_until_it_can(fails: str) 
     assert "trying again for up to 60 s" in events[0]["error"]
 
 
-@pytest.mark.timeout(240)
 def test_a_worker_that_cannot_be_forked_in_time_has_died_like_any_other() -> None:
     *_, end, reported, alive = told(start_timeout_s=1.0, lifts="", fails="fork")
     assert (end["kind"], end["how"]) == ("worker.end", reported["how"])

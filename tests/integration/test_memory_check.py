@@ -23,7 +23,6 @@ from yatt.core.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.launch.node_check import NodeCheck
 
-pytestmark = pytest.mark.timeout(120)
 pytest.importorskip("pynvml")
 
 AWAKE, ASLEEP, BASE = 4096 * MIB, 300 * MIB, 100 * MIB

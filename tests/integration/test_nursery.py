@@ -259,7 +259,6 @@ def test_one_that_stands_still_costs_a_limit(tmp_path, monkeypatch) -> None:
     nursery.close()
 
 
-@pytest.mark.timeout(60)
 def test_a_process_between_that_stands_still_costs_a_limit(tmp_path, monkeypatch) -> None:
     nursery, stopped = Nursery(tmp_path).ready(), list[int]()
     monkeypatch.setattr(nursery_link, "FORK_S", 0.5)

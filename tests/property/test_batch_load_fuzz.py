@@ -57,7 +57,7 @@ def check(record: dict[str, Any], numbers: random.Random) -> None:
         assert role.speed is None or 0 < role.speed.token_s(1) < math.inf
 
 
-@pytest.mark.timeout(max(120, COUNT // 10))
+@pytest.mark.timeout(480 + COUNT // 10)
 def test_no_damaged_event_raises(tmp_path: Path) -> None:
     numbers = random.Random(SEED)
     records = []

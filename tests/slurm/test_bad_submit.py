@@ -14,7 +14,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.ledger import ENDED, record
 from yatt.errors import EXIT_WILL_CONTINUE
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm]
 
 
 @pytest.fixture(scope="module")

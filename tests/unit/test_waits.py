@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.seeds import seed_of
 
 TESTS = Path(__file__).parents[1]
 LEAST_S = HANG_S / LOADED
+PYTEST = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
 WAITS = re.compile(r"wait|wait_for|wait_node|wait_state|communicate|join|acquire|settimeout|timeout")
 SUBJECTS = {
     "integration/test_stacks.py": "a signal that is ignored: nothing comes of it",
@@ -49,13 +51,15 @@ def numbers(node: ast.AST) -> Iterator[float]:
 
 
 def short_limits(node: ast.Call) -> list[float]:
-    """Numbers of seconds in a call that waits; 0 is a look, not a wait."""
+    """Numbers of seconds in a call that waits; 0 is a look, not a wait. A mark may give a test more time than
+    others, not less."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     is_wait = WAITS.fullmatch(name) is not None
     names = ("timeout", "timeout_s") if is_wait else ("timeout",)
     limits = [each.value for each in node.keywords if each.arg in names]
     limits += node.args if is_wait else []
-    return [largest for each in limits if 0 < (largest := max(numbers(each), default=0)) < LEAST_S]
+    least_s = PYTEST["timeout"] if ast.unparse(node.func) == "pytest.mark.timeout" else LEAST_S
+    return [largest for each in limits if 0 < (largest := max(numbers(each), default=0)) < least_s]
 
 
 def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
@@ -74,6 +78,7 @@ def test_modules_where_the_time_is_tested_have_such_limits() -> None:
     [
         ("x.wait(5)", True), ("x.communicate(timeout=20 * LOADED)", True), ("run(x, timeout=30)", True),
         ("wait_for(x, timeout_s=BEAT_S + 5, what='')", True), ("asyncio.timeout(2.5)", True),
+        ("pytest.mark.timeout(400)", True), ("pytest.mark.timeout(600)", False),
         ("x.join(HANG_S)", False), ("x.acquire(timeout=0)", False), ("wait_for(x, timeout_s=90)", False),
         ("', '.join(x)", False), ("store(x, timeout_s=5)", False),
     ],

@@ -18,8 +18,6 @@ from yatt.config.operation import CheckpointSection
 from yatt.errors import ConfigError
 from yatt.launch.preflight import check_origin
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def theirs(run, tmp_path):

@@ -313,7 +313,6 @@ def test_saves_are_still_found(theirs, run):
     assert verify(Checkpoints(store, 0), "manifests/00000003.000001.json", lambda _: None).damages == ()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["run_id", "adopted/000001.json", "latest_checkpointed_iteration.txt"])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
 def test_a_target_with_something_else_in_a_files_place_is_one_sentence(theirs, typed, tmp_path, name, kind):
