@@ -1,7 +1,9 @@
 """No test depends on how fast the machine is: a limit that only a hang reaches is `HANG_S`, not a number."""
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.runs import HANG_S, LOADED
 from tests.seeds import seed_of
 
@@ -86,6 +89,20 @@ def test_modules_where_the_time_is_tested_have_such_limits() -> None:
 def test_what_is_refused(call: str, is_refused: bool) -> None:
     node = ast.parse(call, mode="eval").body
     assert isinstance(node, ast.Call) and bool(short_limits(node)) == is_refused
+
+
+# ---- children ----------------------------------------------------------------------------------
+
+
+def test_a_child_that_is_ending_is_no_leftover_and_one_that_lives_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert conftest.command_line_of(child.pid)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has no memory any more
+        looks = iter([{child.pid}, {child.pid}, set[int]()])
+        monkeypatch.setattr(conftest, "children_of", lambda _: next(looks))
+        assert conftest.command_line_of(child.pid) == b""
+        assert list(looks) == [], "until it is gone"
 
 
 # ---- seeds --------------------------------------------------------------------------------------
