@@ -24,7 +24,7 @@ def begun(folder: Path) -> tuple[RunFile, Path, RunPaths]:
         folder,
         settings={
             "launch": {"nodes": 1},
-            "trainer": {"total_iterations": 400},
+            "trainer": {"total_iterations": 100_000},
             "checkpoint": {"save_every": 0, "export_final": False},
         },
     )

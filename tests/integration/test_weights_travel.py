@@ -171,8 +171,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
         monkeypatch.setattr(kind, "block", block)
     monkeypatch.setattr(bulk, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(weight_segments, "MEET_S", 1.0)
-    monkeypatch.setattr(weight_segments, "ANSWER_S", 0.5)
+    for name in ("MEET_S", "ANSWER_S"):  # nodes that answer have time
+        monkeypatch.setattr(weight_segments, name, HANG_S)
     return counts
 
 
@@ -346,7 +346,10 @@ def test_what_the_node_before_does_not_give_comes_from_the_owner(
     asyncio.run(scene())
 
 
-def test_a_node_that_does_not_answer_costs_those_behind_it_seconds(tmp_path: Path) -> None:
+def test_a_node_that_does_not_answer_costs_those_behind_it_seconds(tmp_path: Path, monkeypatch) -> None:
+    for name in ("MEET_S", "ANSWER_S"):
+        monkeypatch.setattr(weight_segments, name, 1.0)
+
     async def scene() -> None:
         async with connected(tmp_path, engine_nodes=3) as cluster:
             content = cluster.publish(1)
