@@ -77,7 +77,7 @@ def test_a_context_has_room_for_more_lines_than_zmq_allows_by_itself(tmp_path: P
 
 
 def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -> None:
-    run = RunFile(tmp_path, settings={"trainer": {"total_iterations": 400}, "launch": {"nodes": 3}})
+    run = RunFile(tmp_path, settings={"trainer": {"total_iterations": 100_000}, "launch": {"nodes": 3}})
     run.settings["logging"] = {"events_file_bytes": 4096}
     config_file = run.write()
     command = ["bash", "-c", 'ulimit -Sn 1024; exec "$@"', "bash"]

@@ -20,7 +20,7 @@ def test_a_run_leaves_strangers_alone_and_its_own_remains_are_swept(tmp_path: Pa
         tmp_path / "files",
         settings={
             "launch": {"nodes": 1},
-            "trainer": {"total_iterations": 400},
+            "trainer": {"total_iterations": 100_000},
             "checkpoint": {"save_every": 1, "export_final": False},
         },
     )

@@ -289,7 +289,7 @@ def test_what_functions_start_in_sessions_of_their_own_ends_with_the_run(
     tmp_path: Path, is_killed: bool
 ) -> None:
     seconds = f"600.{os.getpid()}{int(is_killed)}"
-    settings = {"trainer": {"total_iterations": 400 if is_killed else 3}, "launch": {"nodes": 1}}
+    settings = {"trainer": {"total_iterations": 100_000 if is_killed else 3}, "launch": {"nodes": 1}}
     run = run_file(tmp_path, STARTS_OTHERS.replace("SECONDS", seconds), **settings)
     process = start("run", str(run.write()))
     try:

@@ -207,7 +207,7 @@ def test_a_run_that_gives_up_ends_its_job_with_93(cluster: Cluster, tmp_path, mo
 
 
 def test_a_run_of_this_machine_is_cancelled_as_well(tmp_path: Path) -> None:
-    file = RunFile(tmp_path, {"trainer": {"total_iterations": 400}})
+    file = RunFile(tmp_path, {"trainer": {"total_iterations": 100_000}})
     run = start("run", str(file.write()))
     try:
         wait_for(lambda: (file.run_dir / "metrics.jsonl").exists(), timeout_s=90, what="an iteration")

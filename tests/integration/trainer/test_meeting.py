@@ -146,7 +146,9 @@ def curve_answers(port: int, keys: CurveKeys) -> bool:
 
 @pytest.mark.slow
 def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_strangers(tmp_path):
-    run = RunFile(tmp_path / "run", {"trainer": {"total_iterations": 400}, "checkpoint": {"save_every": 400}})
+    run = RunFile(
+        tmp_path / "run", {"trainer": {"total_iterations": 100_000}, "checkpoint": {"save_every": 0}}
+    )
     process = start("run", str(run.write()))
     try:
         metrics = run.run_dir / "metrics.jsonl"
