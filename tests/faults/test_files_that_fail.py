@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.faults.test_folder_between_attempts import Process
-from tests.runs import REWARD, RunFile, command, rows, wait_for
+from tests.runs import HANG_S, REWARD, RunFile, command, rows, wait_for
 from tests.tiny_models import make_qwen3
 from yatt.adapters.files import unsealed_any
 from yatt.config.site import SiteConfig
@@ -41,7 +41,7 @@ def test_a_step_of_a_job_waits_for_the_run_folder_and_only_then_says_whose_mista
         wait_for(lambda: log.exists() and log.read_text(), what="what the step says")
         step.goes_on()
         weather.unlink()
-        assert step.process.wait(timeout=60) == 2, step.said
+        assert step.process.wait(timeout=HANG_S) == 2, step.said
         assert unsealed_any(paths.controller_record(1, 0).read_bytes())["ended"] == 2
         assert "config.yaml" in log.read_text()
     finally:

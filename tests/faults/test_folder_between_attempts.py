@@ -64,7 +64,7 @@ class Process:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=HANG_S)
         self._reader.join(timeout=HANG_S)
         self.process.stdout.close()
 

@@ -128,7 +128,7 @@ def broken_off(tmp_path: Path, road: Road) -> "Iterator[tuple[RunFile, subproces
         yield run, process, said
     finally:
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=HANG_S)
         reader.join(timeout=HANG_S)
         process.stdout.close()
 
@@ -147,7 +147,7 @@ def test_a_store_that_comes_back_is_waited_for(road, broken_off) -> None:
 def test_a_signal_ends_the_wait(broken_off) -> None:
     run, process, said = broken_off
     process.terminate()
-    assert process.wait(timeout=60) == 75, said
+    assert process.wait(timeout=HANG_S) == 75, said
     (ended,) = (run.run_dir / "attempts").glob("*/ended.json")
     assert "killed by SIGKILL" in ended.read_text(), "why the attempt ended; the start was stopped later"
     wait_for(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, environment
+from tests.runs import HANG_S, ROOT, environment
 from yatt.adapters import shared_folder
 from yatt.adapters.files import publish
 from yatt.adapters.shared_folder import Member, Report
@@ -17,7 +17,9 @@ from yatt.launch.diagnose.check_fs import faults
 
 def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> None:
     argv = [sys.executable, str(ROOT / "tools" / "check_fs.py"), str(tmp_path), "--processes", "3"]
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        argv, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "processes, nodes                3, 1" in done.stdout
     assert "exclusive creates and renames work; 1 node(s)" in done.stdout
@@ -26,7 +28,9 @@ def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     argv = [sys.executable, str(ROOT / "tools" / "check_fs.py"), str(tmp_path / "no")]
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        argv, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == 1
     assert "No such file or directory" in done.stderr
 
@@ -41,7 +45,7 @@ def measured_by_two(folder: Path) -> Report:
     other = threading.Thread(target=Member(folder, index=1, count=2, node="n2").measure)
     other.start()
     report = Member(folder, index=0, count=2, node="n1").measure()
-    other.join(timeout=60)
+    other.join(timeout=HANG_S)
     assert report is not None
     return report
 

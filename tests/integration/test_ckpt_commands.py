@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import BUCKET
-from tests.runs import RunFile, environment, rows, yatt
+from tests.runs import HANG_S, RunFile, environment, rows, yatt
 from tests.saved_weights import save, saved_run, tensors_in
 from yatt.adapters.ledger import STARTED, note
 from yatt.adapters.process import Identity
@@ -249,8 +249,8 @@ def test_a_killed_command_is_completed_by_the_next_one(run, typed, tmp_path, wor
     for number in (1, 3, 6, 10):
         env = {**environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(number), "ckpt", *command], env=env, timeout=60, check=False,
-            capture_output=True,
+            [sys.executable, "-c", KILLED, str(number), "ckpt", *command], env=env, timeout=HANG_S,
+            check=False, capture_output=True,
         )  # fmt: skip
         codes.append(done.returncode)
         assert done.returncode in (-signal.SIGKILL, 0), done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.runs import RunFile, command, environment, kill, rows, wait_for, yatt
+from tests.runs import HANG_S, RunFile, command, environment, kill, rows, wait_for, yatt
 from tests.tiny_models import make_qwen3
 from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.process import Identity
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path, times: int
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.03)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -348,7 +348,7 @@ def test_a_signal_before_any_engine_leaves_nothing(tmp_path: Path) -> None:
     try:
         wait_for(lambda: any(one.scratch.glob("yatt-*/made")), timeout_s=60, what="rows in the making")
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert process.returncode == 1 and said.endswith("yatt: ended by SIGTERM\n")
@@ -364,7 +364,7 @@ def test_a_killed_evaluation_takes_its_processes_with_it_and_clean_removes_the_f
     wait_for(lambda: bool(engine_of(process)), timeout_s=60, what="an engine")
     engines = engine_of(process)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), what="their end")
     assert one.leftovers() != []
     assert yatt("clean", str(one.scratch)).returncode == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.cases import run_in_process
-from tests.runs import ROOT, environment, wait_for
+from tests.runs import HANG_S, ROOT, environment, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
@@ -36,7 +36,7 @@ def started(part: str, folder: Path, *more: str) -> Iterator["subprocess.Popen[s
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=60)  # to the end of its last process, which has the pipe
+        process.communicate(timeout=HANG_S)  # to the end of its last process, which has the pipe
 
 
 def rows_of(part: str, folder: Path, *more: str, name: str = "", code: int = 0) -> dict[str, dict]:
@@ -145,7 +145,7 @@ def test_cases_without_time_are_named(tmp_path: Path) -> None:
 
 def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with started("parity", tmp_path, "--only", "gpt") as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 2 and "no case 'gpt'; cases: llama-untied, " in said
 
 
@@ -163,7 +163,7 @@ def script(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [ROOT / "tools" / "gpu_bench.sh", *words], cwd=tmp_path,
         env={**os.environ, "PYTHON": str(python), "SECONDS": "100"},  # what bash counts from
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
 
 

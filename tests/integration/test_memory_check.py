@@ -34,7 +34,7 @@ def driver(tmp_path_factory) -> Path:
     library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
     source = Path(__file__).parent.parent / "nvml" / "standin.c"
     command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
-    subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=HANG_S)
     ctypes.CDLL(str(library))
     return library
 
@@ -432,7 +432,7 @@ def test_without_a_driver_the_message_says_what_to_do():
         "try:\n    Nvml(('0',))\nexcept ConfigError as error:\n    print(error)\n"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     if answer.stdout:  # nothing is printed where there is a driver
         assert "write launch.device: cpu" in answer.stdout

@@ -213,7 +213,7 @@ def test_a_run_of_this_machine_is_cancelled_as_well(tmp_path: Path) -> None:
         wait_for(lambda: (file.run_dir / "metrics.jsonl").exists(), timeout_s=90, what="an iteration")
         done = yatt("cancel", str(file.run_dir))
         assert done.returncode == 0, done.stderr
-        assert run.wait(timeout=60) == 75
+        assert run.wait(timeout=HANG_S) == 75
     finally:
         run.kill()
         run.communicate()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, RunFile, command, wait_for
+from tests.runs import HANG_S, ROOT, RunFile, command, wait_for
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -80,7 +80,7 @@ def test_a_prepared_run_goes_from_script_to_finish(cluster: Cluster, tmp_path: P
 def epilog(cluster: Cluster, folder: Path, job: int, **more: str) -> int:
     variables = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(os.getuid()), "SLURMD_NODENAME": "n1"}
     env = {**cluster.env, **variables, "YATT_FOLDERS": str(folder), **more}
-    return subprocess.run([str(SLURM / "epilog.sh")], env=env, check=False, timeout=60).returncode
+    return subprocess.run([str(SLURM / "epilog.sh")], env=env, check=False, timeout=HANG_S).returncode
 
 
 def test_the_epilog_removes_our_folders_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:

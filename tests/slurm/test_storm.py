@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import LOADED, living, wait_for
+from tests.runs import HANG_S, LOADED, living, wait_for
 from tests.seeds import seed_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, metrics_of, weights_of
@@ -275,7 +275,7 @@ def watched(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[int], Storm]
     yield make
     over.set()
     for repair in made[0].repairs if made else ():
-        repair.join(60)
+        repair.join(HANG_S)
     for thread in threads:
         thread.join()
 

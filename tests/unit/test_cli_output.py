@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.runs import RunFile, command, environment
+from tests.runs import HANG_S, RunFile, command, environment
 from yatt.errors import EXIT_FAILED
 
 
@@ -16,7 +16,7 @@ def with_closed_output(*arguments: str, buffered: bool) -> "subprocess.Completed
     try:
         return subprocess.run(
             command(*arguments), env=env if buffered else {**env, "PYTHONUNBUFFERED": "1"}, stdout=writer,
-            stderr=subprocess.PIPE, timeout=60, check=False,
+            stderr=subprocess.PIPE, timeout=HANG_S, check=False,
         )  # fmt: skip
     finally:
         os.close(writer)
@@ -35,7 +35,7 @@ def test_a_run_that_could_not_speak_before_it_began_is_not_taken_for_finished(tm
     argv = command("run", str(run.write()))
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(argv, env=environment(), stdout=writer, stderr=writer, timeout=120, check=False)
+    done = subprocess.run(argv, env=environment(), stdout=writer, stderr=writer, timeout=HANG_S, check=False)
     os.close(writer)
     assert done.returncode == EXIT_FAILED
     assert not run.run_dir.exists()
@@ -43,15 +43,15 @@ def test_a_run_that_could_not_speak_before_it_began_is_not_taken_for_finished(tm
 
 def test_a_command_whose_output_was_closed_does_its_work() -> None:
     argv = ["sh", "-c", 'exec "$@" >&-', "sh", *command("clean", "--dry-run")]
-    done = subprocess.run(argv, env=environment(), stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(argv, env=environment(), stderr=subprocess.PIPE, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_full_disk_behind_the_output_is_said(tmp_path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command("clean", "--dry-run"), env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60,
-            check=False,
+            command("clean", "--dry-run"), env=environment(), stdout=full, stderr=subprocess.PIPE,
+            timeout=HANG_S, check=False,
         )  # fmt: skip
     assert done.returncode == 2
     assert b"No space left on device" in done.stderr

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.runs import HANG_S
+
 HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "matplotlib", "wandb", "tensorboard", "mlflow")
 LIGHT = (
     "yatt.cli",
@@ -30,7 +32,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 @pytest.mark.parametrize("package", LIGHT)
 def test_no_module_of_the_package_imports_a_heavy_library(package):
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, package], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", IMPORT_ALL, package], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     assert not set(HEAVY) & set(done.stdout.split())
@@ -38,6 +40,6 @@ def test_no_module_of_the_package_imports_a_heavy_library(package):
 
 def test_the_controllers_process_imports_no_heavy_library():
     code = "import sys; import yatt.control.__main__; print(*{n.partition('.')[0] for n in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert not set(HEAVY) & set(done.stdout.split())

@@ -211,7 +211,7 @@ def test_a_child_that_is_being_started_is_no_orphan(tmp_path):
     """Nobody knows its number yet while orphans are looked for without a pause."""
     done = subprocess.run(
         [sys.executable, "-c", ORPHANED, str(tmp_path), "40"],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.stdout == "{5}\n", done.stderr
 

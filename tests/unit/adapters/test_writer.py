@@ -52,7 +52,7 @@ def test_after_a_short_write_each_line_is_in_the_file_whole_and_once(
 ) -> None:
     path = tmp_path / "events.jsonl"
     argv = [sys.executable, "-c", SHORT_WRITE, str(path), str(limit), str(NUM_LINES), at_once]
-    subprocess.run(argv, env=environment(), check=True, timeout=60)
+    subprocess.run(argv, env=environment(), check=True, timeout=HANG_S)
     records, num_torn = read_records(path)
     assert [record["number"] for record in records] == list(range(NUM_LINES))
     assert num_torn <= 1

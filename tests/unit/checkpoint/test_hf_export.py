@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.integration.trainer.conftest import make_model
+from tests.runs import HANG_S
 from tests.saved_weights import cut_dim, save, tensors_in
 from yatt.checkpoint import export as export_module, from_hf
 from yatt.checkpoint.export import export, weight_bytes
@@ -158,7 +159,9 @@ assert "torch" not in sys.modules
 def test_a_killed_export_leaves_no_folder_and_the_next_one_removes_its_traces(tmp_path, qwen3, how):
     checkpoints = saved(FolderStore(tmp_path / "store"), qwen3, dp=3)
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(qwen3), str(tmp_path / "hf")]
-    done = subprocess.run([*arguments, "9"], env={**os.environ, "HOW": how}, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*arguments, "9"], env={**os.environ, "HOW": how}, capture_output=True, timeout=HANG_S
+    )
     assert done.returncode in (-signal.SIGKILL, -signal.SIGINT), done.stderr
     assert not (tmp_path / "hf").exists()
     assert len(list(tmp_path.glob(".hf*"))) == (how == "SIGKILL")
@@ -171,7 +174,9 @@ def test_a_killed_export_leaves_no_folder_and_the_next_one_removes_its_traces(tm
 def test_an_export_imports_no_torch(tmp_path, qwen3):
     saved(FolderStore(tmp_path / "store"), qwen3)
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(qwen3), str(tmp_path / "hf")]
-    done = subprocess.run([*arguments, "0"], env={**os.environ, "HOW": ""}, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*arguments, "0"], env={**os.environ, "HOW": ""}, capture_output=True, timeout=HANG_S
+    )
     assert done.returncode == 0, done.stderr
 
 

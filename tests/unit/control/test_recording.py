@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_costs_the_records_and_nothing_else(make
 
 def test_iterations_that_a_slow_folder_would_keep_in_memory_are_lost(make: Make) -> None:
     bench, go_on = make(answers), threading.Event()
-    bench.writers.rollouts.call(lambda: (go_on.wait(60), None)[1])
+    bench.writers.rollouts.call(lambda: (go_on.wait(HANG_S), None)[1])
 
     async def more_than_wait() -> None:
         for iteration in range(1, MOST_WAITING + 2):

@@ -11,6 +11,7 @@ import tracemalloc
 from hypothesis import given, strategies as st
 
 from tests.bench.memory import KEPT, PEAK, SAMPLES, filled, travelled
+from tests.runs import HANG_S
 from yatt.control.training import orders_of_rank, portions
 from yatt.records import cluster as c, message as m
 
@@ -36,7 +37,7 @@ def test_samples_on_their_way_to_the_ranks_are_a_portion_at_a_time() -> None:
     """And not a third and fourth time, in a frame kept to be sent again and in a copy of zmq's."""
     argv = [sys.executable, "-m", "tests.bench.memory", "128", "8192"]
     env = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=HANG_S, env=env)
     seen = json.loads(done.stdout)
     assert seen[KEPT] <= seen[PEAK] <= 12, seen
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.recipes import FOLDER, ROOT, recipe_of
+from tests.runs import HANG_S
 from tests.unit.planning.test_memory_plan import config_of
 from yatt.core.engine_model import EngineSpeed
 from yatt.models.model import read_model
@@ -71,10 +72,10 @@ def test_figures_of_a_run_replace_rates():
 def test_the_command_for_the_simulator_works(tmp_path):
     path = FOLDER / "qwen3-8b-genrm.yaml"
     plan = [sys.executable, "-m", "yatt.cli.main", "plan", str(path)]
-    said = subprocess.run(plan, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True).stdout
+    said = subprocess.run(plan, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S, check=True).stdout
     words = shlex.split(said.partition("yatt simulate CONFIG ")[2].splitlines()[0])
     command = [sys.executable, "-m", "yatt.cli.main", "simulate", str(path), *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["figures"] == "given on the command line"
 
@@ -82,6 +83,6 @@ def test_the_command_for_the_simulator_works(tmp_path):
 @pytest.mark.parametrize("option", [["--mfu", "2"], ["--gpu-gib", "0"], ["--tokens", "-1"], ["--mfu", "nan"]])
 def test_a_number_out_of_range_is_refused(option):
     command = [sys.executable, "-m", "yatt.cli.main", "plan", str(FOLDER / "qwen3-8b-rule.yaml"), *option]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 2
     assert f"{option[0]} {float(option[1]):g}: write a number from" in done.stderr

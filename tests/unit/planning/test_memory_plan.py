@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from yatt.config.load import load
 from yatt.models.model import read_model
 from yatt.models.rows import OUTPUT
@@ -130,7 +131,7 @@ def test_experts_are_divided_over_ep_and_etp_and_their_state_over_the_other_rank
 
 def test_the_command_prints_bytes_for_programs():
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     parts = found["bytes"]["GPU that trains, pipeline stage 0 of 1"]
@@ -139,7 +140,7 @@ def test_the_command_prints_bytes_for_programs():
 
 def test_the_command_ends_with_the_users_code_where_nothing_fits():
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, "--gpu-gib", "24"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 2
     assert "does not fit: trainer: training needs" in done.stdout
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import HANG_S
 from tests.unit.planning.test_memory_plan import LONG, ROOT, config_of
 from yatt.errors import ConfigError
 from yatt.launch.planned_memory import check_memory, memory_doubts
@@ -87,25 +88,25 @@ def test_what_does_not_fit_on_usual_gpus_is_a_note():
 def test_the_layout_that_is_named_fits_by_its_own_plan(wrong, gpu_gib):
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, wrong]
     command += ["--gpu-gib", str(gpu_gib), "rollout.gpu_memory_utilization=0.9"]
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert refused.returncode == 2
     changes = refused.stderr.partition("The nearest layout that fits: ")[2].split(".\n")[0].split()
     assert changes
-    again = subprocess.run([*command, *changes], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    again = subprocess.run([*command, *changes], capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert again.returncode == 0, again.stdout + again.stderr
 
 
 def test_an_impossible_number_of_experts_is_refused_with_the_nearest():
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/recipes/qwen3-30b-a3b.yaml"]
     command.append("trainer.expert_model_parallel_size=5")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 2
     assert "The nearest layout that fits: trainer.expert_model_parallel_size=" in done.stderr
 
 
 def test_sizes_that_do_not_divide_the_gpus_are_refused_with_the_nearest():
     command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, f"{TP}=3"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 2
     assert "does not divide the 8 GPUs" in done.stderr
     assert f"The nearest layout that fits: {TP}=" in done.stderr
