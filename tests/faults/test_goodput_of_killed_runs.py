@@ -59,7 +59,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
 
     seconds, wall_s = (account := told(run)["goodput"])["seconds"], account["wall_s"]
     assert math.isclose(sum(seconds.values()), wall_s, abs_tol=1e-6)
-    told_of = [e["t"] / 1e9 for e in events(run)]
+    told_of = [e["t"] / 1e9 for e in rows(run.run_dir / "events.jsonl")]
     assert max(told_of) - min(told_of) - 0.1 < wall_s < took_s, "from the first start to the end"
     for name in ("rollout", "train", "switch", "publication", "save stall", "wasted", "restore", "start-up"):
         assert seconds[name] > 0, (name, seconds)
