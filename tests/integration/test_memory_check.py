@@ -291,7 +291,7 @@ def test_engines_of_one_gpu_and_of_two_take_turns_on_the_same_slab(make, gpus, m
         monkeypatch.setattr("yatt.control.gpus.memory_check.sees_host_pids", lambda: False)
 
     async def scenario():
-        async with make(device="0,1", wide=True).running() as bench:
+        async with make(device="0,1", wide=True, memory_check_s=HANG_S).running() as bench:
             for role in (TRAINER, JUDGE, ROLLOUT, TRAINER, ROLLOUT, JUDGE):
                 await bench.give(role)
             started = {event["worker"] for event in bench.told("worker.start")}
@@ -390,7 +390,7 @@ def test_engines_that_ended_before_a_grant_are_started_once_under_it(make):
 
 def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_taken_back(make):
     async def scenario():
-        async with make(device="0,1", wide=True, awake=512 * MIB).running() as bench:
+        async with make(device="0,1", wide=True, awake=512 * MIB, release_s=2.0).running() as bench:
             await bench.give(TRAINER)
             await bench.give(ROLLOUT)
             neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)

@@ -59,9 +59,9 @@ class Bench:
         **lease,
     ):
         timing = {
-            "release_s": 2.0,
+            "release_s": 20.0,
             "term_s": 0.5,
-            "kill_s": 5.0,
+            "kill_s": 60.0,
             "memory_check_s": 0.6,
             "slack_bytes": 64 * MIB,
         }
