@@ -24,24 +24,6 @@ HIGH = "#!/bin/bash\nsleep 6\n"
 PAUSE_S = 15.0
 
 
-def test_a_refused_requeue_is_chained_instead(cluster: Cluster, reference, tmp_path):
-    run = SubmittedRun(cluster, tmp_path)
-    first_id = run.submit()
-    run.wait_step(2)
-    cluster.call("scontrol", "update", f"jobid={first_id}", "Requeue=0")
-    os.kill(run.launcher, signal.SIGUSR2)
-    run.wait_attempts(2)
-    next_id = attempts(run.paths)[1].started["job"]
-    assert next_id != first_id
-    run.wait_finished(next_id)
-    over = cluster.wait_state(int(first_id), "FAILED", "COMPLETED")
-    assert (over["JobState"], over["ExitCode"], over["Restarts"]) == ("FAILED", "75:0", "0")
-    assert cluster.squeue() == []
-    assert (len(attempts(run.paths)), run.restarts(next_id)) == (2, 0)
-    assert attempts(run.paths)[1].started["committed"] == attempts(run.paths)[0].ended["committed"]
-    run.check(reference)
-
-
 def test_two_requeues_at_once_are_one_new_start(cluster: Cluster, reference, tmp_path):
     """The administrator asks while the launcher is about to."""
     run = SubmittedRun(cluster, tmp_path)

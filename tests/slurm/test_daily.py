@@ -129,10 +129,16 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     assert run.yatt("cancel", root, "--now").returncode == 0
     cluster.wait_state(int(second), "CANCELLED")
     assert status(run)["state"] == f"cut off: job {second} is CANCELLED"
-    third = resumed(run)
+    wrong = run.yatt("resume", root, "--set", "partitio=high")
+    assert (wrong.returncode, "Did you mean 'partition'" in wrong.stderr) == (2, True)
+    third = resumed(run, "--set", "time_limit_min=9", "--set", "partition=high")
+    job = cluster.show_job(int(third))
+    assert (job["TimeLimit"], job["Partition"]) == ("00:09:00", "high")
     run.wait_finished(third)
     assert [code for code, _ in ends(run.paths)] == [75, None, 0]
     assert len({first, second, third}) == 3
+    over = run.yatt("resume", root, "--set", "partition=high")
+    assert "is finished: nothing to do" in over.stdout
     assert run.yatt("report", root).returncode == 0
     page = (run.paths.root / "report.html").read_text()
     assert all(f"{job}: first start." in page for job in (first, second, third))

@@ -81,10 +81,11 @@ def test_a_site_without_requeue_chains_a_successor(cluster: Cluster, reference, 
     assert next_id in run.yatt("status", str(run.paths.root)).stdout
     run.wait_finished(next_id)
     over = cluster.wait_state(int(first_id), "FAILED", "COMPLETED")
-    assert (over["Restarts"], over["ExitCode"]) == ("0", "75:0")
+    assert (over["JobState"], over["Restarts"], over["ExitCode"]) == ("FAILED", "0", "75:0")
     assert run.restarts(next_id) == 0
     assert [row["id"] for row in cluster.squeue()] == [], "one successor"
     assert len(attempts(run.paths)) == 2
+    assert attempts(run.paths)[1].started["committed"] == attempts(run.paths)[0].ended["committed"]
     run.check(reference)
 
 

@@ -1,4 +1,7 @@
-"""Models, data and images on a node's own disk. The virtual nodes share one: one of them copies, all read."""
+"""Models, data and images on a node's own disk. The virtual nodes share one: one of them copies, all read.
+
+A disk that is not there is in `test_site_options.py`.
+"""
 
 import shutil
 import sys
@@ -40,19 +43,6 @@ def test_engines_that_are_started_again_need_the_copy_only(
     run.wait_finished(job_id)
     run.check(reference)
     wait_for(lambda: not list(disk.glob("*/*")), what="the copies to be removed")
-
-
-def test_a_disk_that_is_not_there_costs_a_line(
-    cluster: Cluster, reference: dict[str, Any], tmp_path: Path
-) -> None:
-    run = SubmittedRun(cluster, tmp_path, stage={"folder": str(tmp_path / "nowhere")})
-    said = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--nodes", "2")
-    assert "stage.folder" in said.stdout
-    job_id = run.submit()
-    run.wait_finished(job_id)
-    run.check(reference)
-    log = next((run.paths.attempt(1) / "logs").glob("node0.*")).read_text()
-    assert "cannot be used (No such file or directory); nothing is copied" in log
 
 
 def test_a_containers_image_is_copied_before_the_steps_in_it(

@@ -23,19 +23,23 @@ def hosts(run: SubmittedRun) -> list[str]:
     return [*started["trainer"], *started["engines"]]
 
 
-def test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices(
+def test_a_lost_engine_node_shrinks_the_pool_and_a_restart_in_the_same_start_does_without_it(
     cluster: Cluster, reference, tmp_path
 ):
+    """The trainer does not notice the loss; then one of its controllers ends, and the attempt with it."""
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     cluster.crash(hosts(run)[3])
     lost = run.wait_event("node.lost", node=3)
-    run.hurry()
     assert lost["goes_on"] is True
+    run.wait_step(run.step() + 2)
+    assert len(attempts(run.paths)) == 1
+    os.kill(run.controller(1), signal.SIGKILL)
+    run.hurry()
     run.wait_finished(job_id)
-    assert run.restarts(job_id) == 0
-    assert [code for code, _ in ends(run.paths)] == [0]
+    assert attempts(run.paths)[1].started["absent"] == [3]
+    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [1, 0])
     run.check(reference, dead={3})
 
 
@@ -188,28 +192,23 @@ def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference,
     run.check(reference)
 
 
-@pytest.mark.parametrize("node", [0, 1], ids=["leader", "trainer"])
-def test_a_lost_controller_costs_an_attempt_but_no_requeue(cluster: Cluster, reference, tmp_path, node):
+def test_lost_controllers_of_trainers_cost_an_attempt_each_but_no_requeue(
+    cluster: Cluster, reference, tmp_path
+):
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
-    os.kill(run.controller(node), signal.SIGKILL)
+    os.kill(run.controller(1), signal.SIGKILL)
+    run.wait_attempts(2)
+    run.wait_step(attempts(run.paths)[1].started["committed"] + 1)
+    os.kill(run.controller(0), signal.SIGKILL)
     run.hurry()
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0
-    assert [code for code, _ in ends(run.paths)] == [1, 0]
-    assert f"node{node} was killed by SIGKILL" in ends(run.paths)[0][1]
-    run.check(reference)
-
-
-def test_a_lost_engine_controller_costs_nothing(cluster: Cluster, reference, tmp_path):
-    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
-    job_id = run.submit()
-    run.wait_step(2)
-    os.kill(run.controller(2), signal.SIGKILL)
-    run.hurry()
-    run.wait_finished(job_id)
-    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
+    (of_trainer, of_leader, (code, _)) = ends(run.paths)
+    assert (of_trainer[0], of_leader[0], code) == (1, 1, 0)
+    assert "node1 was killed by SIGKILL" in of_trainer[1]
+    assert "node0 was killed by SIGKILL" in of_leader[1]
     run.check(reference)
 
 
@@ -225,18 +224,3 @@ def test_a_holder_that_wakes_after_its_lease_ran_out_is_refused(cluster: Cluster
     run.wait_finished(job_id)
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [0])
     run.check(reference)
-
-
-def test_after_a_lost_engine_node_a_restart_in_the_same_start_does_without_it(
-    cluster: Cluster, reference, tmp_path
-):
-    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
-    job_id = run.submit()
-    run.wait_step(2)
-    cluster.crash(hosts(run)[3])
-    run.wait_event("node.lost", node=3)
-    os.kill(run.controller(1), signal.SIGKILL)
-    run.wait_finished(job_id)
-    assert attempts(run.paths)[1].started["absent"] == [3]
-    assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [1, 0])
-    run.check(reference, dead={3})

@@ -9,15 +9,12 @@ import pytest
 from tests.runs import ROOT, command, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, ends
-from tests.slurm.test_daily import (
-    test_cancel_saves_and_resume_goes_on_to_the_same_end as test_cancel_saves_and_resume_goes_on,
-)
 from tests.slurm.test_launcher_killed import (
     test_a_killed_launcher_is_followed_by_the_next_start as test_a_killed_launcher_is_followed,
 )
 from tests.slurm.test_lost_machines import (
     test_a_lost_batch_node_leaves_no_zombie as test_a_lost_batch_node_leaves_no_zombie,
-    test_a_lost_engine_node_shrinks_the_pool_and_the_trainer_never_notices as test_a_lost_engine_node_shrinks,
+    test_a_lost_engine_node_shrinks_the_pool_and_a_restart_in_the_same_start_does_without_it as test_a_lost_engine_node_shrinks,  # noqa: E501
 )
 from tests.slurm.test_one_job import (
     test_a_job_submitted_by_hand_is_known_while_it_waits_and_when_it_runs as test_a_job_submitted_by_hand,
@@ -33,7 +30,6 @@ __all__ = [
     "test_a_killed_launcher_is_followed",
     "test_a_lost_batch_node_leaves_no_zombie",
     "test_a_lost_engine_node_shrinks",
-    "test_cancel_saves_and_resume_goes_on",
     "test_usr2_by_hand",
 ]
 pytestmark = [

@@ -71,11 +71,16 @@ def test_a_storm_of_signals_is_one_stop(cluster: Cluster, reference, tmp_path):
     run.check(reference)
 
 
-def test_a_finished_run_that_is_requeued_ends_at_once(cluster: Cluster, reference, tmp_path):
-    run = SubmittedRun(cluster, tmp_path)
+def test_a_finished_run_is_not_submitted_again_and_ends_at_once_if_it_is_requeued(
+    cluster: Cluster, reference, tmp_path
+):
+    run = SubmittedRun(cluster, tmp_path, {"run": {"id": "finished"}})
     job_id = run.submit()
     run.wait_finished(job_id)
     before = len(attempts(run.paths))
+    again = run.yatt("submit", str(run.config), "--site", str(run.site))
+    assert (again.returncode, cluster.squeue()) == (0, [])
+    assert "is finished: nothing to do" in again.stdout
     cluster.call("scontrol", "requeue", job_id)
     wait_for(lambda: run.restarts(job_id) == 1, what="the requeue")
     cluster.wait_state(int(job_id), "COMPLETED", timeout_s=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import living, rows, wait_for
+from tests.runs import living, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
 from yatt.adapters.files import unsealed_any
@@ -79,13 +79,16 @@ def test_options_variables_and_a_script_reach_slurm_and_the_nodes(
     assert metrics_of(run.paths) == reference["metrics"]
 
 
-def test_a_site_that_hands_no_environment_to_steps_changes_nothing(
+def test_a_site_without_environments_of_steps_and_without_its_local_disk_changes_nothing(
     cluster: Cluster, reference, tmp_path: Path
 ) -> None:
-    """Profiles of such sites set these variables, at login and in jobs."""
+    """Profiles of such sites set these variables, at login and in jobs. The disk costs a line."""
     none = {"SLURM_EXPORT_ENV": "NONE", "SBATCH_EXPORT": "NONE"}
     setup = [f"export {name}={value}" for name, value in none.items()] + ["export STEPS_HAVE=it"]
-    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, setup=setup)
+    disk = {"folder": str(tmp_path / "nowhere")}
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD, setup=setup, stage=disk)
+    said = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--nodes", "2")
+    assert "stage.folder" in said.stdout
     done = run.yatt("submit", str(run.config), "--site", str(run.site), **none)
     assert done.returncode == 0, done.stderr
     run.wait_step(1)
@@ -98,6 +101,8 @@ def test_a_site_that_hands_no_environment_to_steps_changes_nothing(
     run.wait_finished(run.job_id)
     assert run.restarts(run.job_id) == 1
     run.check(reference)
+    log = next((run.paths.attempt(1) / "logs").glob("node0.*")).read_text()
+    assert "cannot be used (No such file or directory); nothing is copied" in log
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not IF_INET6.exists(), reason="no IPv6 on this machine")
@@ -118,27 +123,6 @@ def test_nodes_talk_over_ipv6_and_collectives_over_an_interface_of_their_own(
     run.hurry()
     run.wait_finished(job_id)
     run.check(reference)
-
-
-def test_the_next_submission_may_have_other_values(cluster: Cluster, tmp_path: Path) -> None:
-    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
-    first = run.submit()
-    run.wait_step(1)
-    assert run.yatt("cancel", str(run.paths.root)).returncode == 0
-    done = run.yatt("resume", str(run.paths.root), "--set", "time_limit_min=9", "--set", "partition=high")
-    assert done.returncode == 0, done.stderr
-    second = run.job_id
-    assert second != first
-    job = cluster.show_job(int(second))
-    assert (job["TimeLimit"], job["Partition"]) == ("00:09:00", "high")
-    run.hurry()
-    run.wait_finished(second)
-    assert len(rows(run.paths.metrics)) == 12
-    again = run.yatt("resume", str(run.paths.root), "--set", "partition=high")
-    assert "is finished: nothing to do" in again.stdout
-    wrong = run.yatt("submit", str(run.config), "--site", str(run.site), "--set", "partitio=high")
-    assert wrong.returncode == 2
-    assert "Did you mean 'partition'" in wrong.stderr
 
 
 def test_a_setup_line_that_fails_ends_the_start_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
