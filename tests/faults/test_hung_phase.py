@@ -16,14 +16,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-@pytest.mark.parametrize("placement", [{}, {"mode": "disaggregated", "trainer_nodes": 1}])
-def test_idle_engines_are_no_progress(tmp_path: Path, placement: dict) -> None:
-    nodes = 2 if placement else 1
+def test_idle_engines_are_no_progress(tmp_path: Path) -> None:
+    """A whole run: two real nodes wait for each other. Which beats are progress is in
+    `unit/control/test_progress.py`."""
     run = RunFile(tmp_path, {
         "run": {"deterministic": False, "max_attempts_without_progress": 1},
-        "launch": {"nodes": nodes, "phase_timeout_s": 10},
+        "launch": {"nodes": 2, "phase_timeout_s": 10},
         "rewards": [{"name": "digits", "path": str(tmp_path / "reward.py"), "timeout_s": 9000}],
-        "placement": placement,
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1},
     })  # fmt: skip
     (tmp_path / "reward.py").write_text(HANGS)
     done = yatt("run", str(run.write()), timeout_s=150)

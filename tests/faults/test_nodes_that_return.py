@@ -1,7 +1,7 @@
 """Engine nodes whose controllers end come back within the attempt, time after time, and change no bit.
 
 The undisturbed run is *colocated* on two nodes; the other is disaggregated with the same two trainer ranks.
-A rollout node and a judge's node are killed and come back five times in all.
+A rollout node and a judge's node are killed and come back three times in all.
 """
 
 import signal
@@ -20,8 +20,8 @@ from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-ITERATIONS = 60
-VICTIMS = (3, 4, 3, 3, 4)
+ITERATIONS = 40
+VICTIMS = (3, 4, 3)
 
 
 def long_run(folder: Path, nodes: int, placement: dict[str, Any]) -> RunFile:
@@ -76,7 +76,7 @@ def returned(tmp_path_factory: pytest.TempPathFactory) -> Returned:
     return made
 
 
-def test_a_run_whose_nodes_come_back_five_times_ends_bit_equal(calm: RunFile, returned: Returned) -> None:
+def test_a_run_whose_nodes_come_back_three_times_ends_bit_equal(calm: RunFile, returned: Returned) -> None:
     assert returned.code == 0, returned.output
     assert {e["attempt"] for e in events(returned.run, "node.joined")} == {1}, "one attempt"
     assert final_state(returned.run) == final_state(calm)
@@ -86,11 +86,11 @@ def test_a_run_whose_nodes_come_back_five_times_ends_bit_equal(calm: RunFile, re
 
 
 def test_each_return_is_a_new_life_and_works(returned: Returned) -> None:
-    assert joined(returned.run, 3) == [2, 3, 4]
-    assert joined(returned.run, 4) == [2, 3]
+    assert joined(returned.run, 3) == [2, 3]
+    assert joined(returned.run, 4) == [2]
     fetched = Counter(e["node"] for e in events(returned.run, "weights.fetch"))
     assert fetched[3] > 3, "it takes weights again after its return"
-    for node, life in ((3, 4), (4, 3)):
+    for node, life in ((3, 3), (4, 2)):
         record = unsealed(RunPaths(returned.run.run_dir).lost(1, node).read_bytes(), 1)
         assert record is not None
         assert record["joined"] == life
@@ -98,8 +98,8 @@ def test_each_return_is_a_new_life_and_works(returned: Returned) -> None:
 
 def test_pools_are_as_large_as_before_at_the_end(returned: Returned) -> None:
     grants = [(e["slab"], e["holder"]) for e in events(returned.run, "lease.grant")]
-    assert Counter(grants)["n3s0", "rollout"] == 4
-    assert Counter(grants)["n4s0", "genrm:judge"] == 3
+    assert Counter(grants)["n3s0", "rollout"] == 3
+    assert Counter(grants)["n4s0", "genrm:judge"] == 2
     last = max(e["t"] for e in events(returned.run, "node.joined"))
     checks = {e["node"] for e in events(returned.run, "weights.check") if e["t"] > last}
     assert checks == {2, 3}, "both rollout nodes sample at the end"
