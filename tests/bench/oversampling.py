@@ -70,8 +70,12 @@ def run_of(folder: Path, oversample: float, iterations: int, **script: Any) -> R
     return run
 
 
-def balance_of(run: RunFile) -> Balance:
-    """Counts a finished run's tokens, by metrics and by its last checkpoint."""
+def balance_of(run: RunFile, num_samples: int = BATCH * N) -> Balance:
+    """Counts a finished run's tokens, by metrics and by its last checkpoint.
+
+    Args:
+        num_samples: of an iteration.
+    """
     metrics = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
     store = FolderStore(run.run_dir / "checkpoints")
     manifest = Checkpoints(store, 0).newest().manifest
@@ -82,7 +86,7 @@ def balance_of(run: RunFile) -> Balance:
     unfinished = [group for state in states for group in state.unfinished]
     return Balance(
         sampled=round(sum(row["rollout/tokens"] for row in metrics)),
-        trained=round(sum(row["response_length/mean"] for row in metrics) * BATCH * N),
+        trained=round(sum(row["response_length/mean"] for row in metrics) * num_samples),
         left=sum(s.num_tokens for group in accepted for s in group.samples),
         unfinished=sum(s.num_tokens for group in unfinished for s in group.samples),
         restarted=round(sum(row.get("rollout/restarted_groups", 0) for row in metrics)),

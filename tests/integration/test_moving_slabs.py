@@ -13,7 +13,7 @@ from tests.tiny_models import make_qwen3
 from yatt.obs.batch_loads import read_batch_loads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ITERATIONS = 5
+ITERATIONS, REAL_ITERATIONS = 5, 4
 
 
 def finished(run: RunFile) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def finished(run: RunFile) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize(("place", "ahead"), [("partial", 0), ("disaggregated", 0), ("disaggregated", 1)])
+@pytest.mark.parametrize(("place", "ahead"), [("partial", 0), ("disaggregated", 1)])
 def test_from_a_bad_split_slabs_go_where_the_work_is(tmp_path: Path, place: str, ahead: int):
     run = moving_run(tmp_path, place, ITERATIONS)
     run.settings["rollout"]["ahead"] = ahead
@@ -44,12 +44,28 @@ def test_from_a_bad_split_slabs_go_where_the_work_is(tmp_path: Path, place: str,
     completions = sum(event["num_samples"] for event in loads)
     assert completions == ITERATIONS * 64
     assert max(loads[0]["lengths"]) <= 480 and loads[0]["lengths"] == sorted(loads[0]["lengths"])
+    assert {event["attempt"] for event in events} == {1}
+    if place == "partial":
+        check_shared_slabs(events)
+
+
+def check_shared_slabs(events: list[dict[str, Any]]) -> None:
+    """Moves end with the batch: the trainer gets its slabs back, whatever moves; and the processes of both
+    kinds of engines share a slab."""
+    by_slab: dict[str, list[str]] = {}
+    for event in events:
+        if event["kind"] == "lease.grant":
+            by_slab.setdefault(event["slab"], []).append(event["holder"])
+    assert any({"rollout", JUDGE} <= set(holders) for holders in by_slab.values())
+    assert all(holders.count("trainer") >= ITERATIONS for holders in by_slab.values())
 
 
 def test_floors_and_ceilings_hold(tmp_path: Path):
     run = moving_run(tmp_path, "disaggregated", ITERATIONS)
     run.settings["placement"].update(min_slabs={"rollout": 3}, max_slabs={JUDGE: 2})
     events = finished(run)
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
     assert max(row[f"placement/slabs/{JUDGE}"] for row in trained) == 2
     assert min(row["placement/slabs/rollout"] for row in trained) >= 3
@@ -67,27 +83,30 @@ def test_a_fixed_split_moves_nothing_and_is_measured_too(tmp_path: Path):
     assert len(starts) == 1, "engines of other roles are not started"
 
 
-def test_real_engines_move_three_times(tmp_path: Path):
+def test_real_engines_move(tmp_path: Path):
+    """Real weights are read by engines that come late; scripted engines have none."""
     judge = make_qwen3(tmp_path / "judge", tied=False, seed=1)
     section = {"name": "judge", "model": judge, "dtype": "float32", "template": "{prompt}{completion}",
-               "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "max_tokens": 128,
+               "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "max_tokens": 96,
                "max_num_seqs": 1, "retries": 0, "temperature": 1.0, "on_unparsable": "score",
                "kv_cache_bytes": 32 << 20, "enforce_eager": True}  # fmt: skip
     run = RunFile(tmp_path, {
         "run": {"deterministic": False},
-        "launch": {"nodes": 2, "gpus_per_node": 1, "engine_gpus_per_node": 5, "start_timeout_s": 300},
+        "launch": {"nodes": 2, "gpus_per_node": 1, "engine_gpus_per_node": 4, "start_timeout_s": 300},
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True, "n": 4,
                     "max_response_tokens": 48, "max_num_seqs": 8},
         "genrms": [section],
         "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1, "split": "dynamic"},
-        "trainer": {"total_iterations": 8, "train_batch_size": 16, "mini_batch_size": 16,
+        "trainer": {"total_iterations": REAL_ITERATIONS, "train_batch_size": 8, "mini_batch_size": 8,
                     "max_tokens_per_micro_batch": 512},
-        "checkpoint": {"save_every": 8}, "sync": {"probe_prompts": 2},
+        "checkpoint": {"save_every": REAL_ITERATIONS}, "sync": {"probe_prompts": 2},
     })  # fmt: skip
     events = finished(run)
     moved = [e for e in events if e["kind"] == "slab.moved" and e["has_moved"]]
-    assert len(moved) >= 3
-    balance = balance_of(run)
+    assert len(moved) >= 2
+    balance = balance_of(run, num_samples=8 * 4)
     assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     checks = [e for e in events if e["kind"] == "weights.check"]
-    assert {e["policy_version"] for e in checks} == set(range(9)), "the engines that stay take every version"
+    assert {e["policy_version"] for e in checks} == set(range(REAL_ITERATIONS + 1)), (
+        "the engines that stay take every version"
+    )

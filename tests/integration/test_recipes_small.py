@@ -1,7 +1,11 @@
-"""Every recipe runs to its end on CPU, with tiny models of its families and its layout in small."""
+"""Every recipe runs to its end on CPU, with tiny models of its families and its layout in small.
+
+Recipes that differ only in sizes are one run in small: one of these is run, the others are compared with it.
+"""
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,17 @@ from tests.tiny_models import make_of_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
+RUN = "deepseek-v3", "qwen2.5-7b-genrm", "qwen3-30b-a3b", "qwen3-8b-rule"
+"""Each family, layout, placement and kind of reward once."""
+
+ALIKE = {
+    "qwen2.5-7b-rule": ("qwen3-8b-rule", "qwen2.5-7b-genrm"),
+    "qwen3-235b-a22b": ("deepseek-v3", "qwen3-30b-a3b"),
+    "qwen3-8b-genrm": ("qwen2.5-7b-genrm", "qwen3-8b-rule"),
+}
+"""Which recipe that is run has the same settings in small, and which the same tiny model."""
+
+FOLDER = Path("/folder")
 PARALLEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size",
@@ -20,7 +35,7 @@ PARALLEL = (
 SMALL_ENGINE = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
 
 
-def in_small(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
+def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], str]) -> dict[str, Any]:
     """The same keys; models, data, batches and parallel sizes are small, everything else stays."""
     trainer = recipe["trainer"]
     layout = {key: min(trainer.get(key, 1), 2) for key in PARALLEL}
@@ -51,13 +66,42 @@ def in_small(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     return small
 
 
-def tiny(model: str, folder: Path) -> str:
+def tiny_of(model: str, folder: Path) -> str:
     """A tiny random model with the config of a large one."""
     return make_of_config(folder, json.loads((ROOT / model / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_runs_in_small(path: Path, tmp_path: Path) -> None:
+def recipe_of(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / f"configs/recipes/{name}.yaml").read_text())
+
+
+def test_every_recipe_is_run_or_like_one_that_is() -> None:
+    assert {path.stem for path in RECIPES} == {*RUN, *ALIKE}
+    assert {other for pair in ALIKE.values() for other in pair} <= {*RUN}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_recipe_that_is_not_run_is_one_that_is_with_the_model_of_another(name: str, tmp_path: Path) -> None:
+    settings, model = ALIKE[name]
+    named = lambda large, folder: str(folder)  # noqa: E731
+    assert in_small(recipe_of(name), FOLDER, named) == in_small(recipe_of(settings), FOLDER, named)
+    judges, others = (
+        [tiny_config(each["model"], tmp_path) for each in recipe_of(of).get("genrms", ())]
+        for of in (name, settings)
+    )
+    assert judges == others
+    policy, other = (tiny_config(recipe_of(of)["model"]["path"], tmp_path) for of in (name, model))
+    assert policy == other
+
+
+def tiny_config(model: str, folder: Path) -> dict[str, Any]:
+    """What decides about the tiny model of a large one, beside random numbers."""
+    return json.loads((Path(tiny_of(model, folder / Path(model).name)) / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
+    """A whole run: it is the document's promise that the recipe's keys together are a run."""
     run = RunFile(tmp_path)
     tmp_path.mkdir(exist_ok=True)
     questions = [
@@ -67,7 +111,7 @@ def test_a_recipe_runs_in_small(path: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
     shutil.copy(ROOT / "configs/recipes/rewards.py", tmp_path / "rewards.py")
-    settings = in_small(yaml.safe_load(path.read_text()), tmp_path)
+    settings = in_small(recipe_of(name), tmp_path, tiny_of)
     settings["rewards"] = [{**each, "path": str(tmp_path / "rewards.py")} for each in settings["rewards"]]
     settings["launch"] |= {"scratch_dir": str(run.scratch), "shm_dir": str(run.shm)}
     file = tmp_path / "run.yaml"
@@ -79,3 +123,16 @@ def test_a_recipe_runs_in_small(path: Path, tmp_path: Path) -> None:
     assert [row["training/global_step"] for row in trained] == [1, 2]
     checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
     assert {e["policy_version"] for e in checks} == {0, 1, 2}
+    assert all(e["difference"] < 1e-5 for e in checks), "the engines have all tensors of every version"
+    check_export(tmp_path / "policy", run.run_dir / "model")
+
+
+def check_export(policy: Path, model: Path) -> None:
+    """The trained model has the tensors of the policy, and the last expert or layer is another one."""
+    from safetensors import safe_open
+
+    (weights,) = model.glob("*.safetensors")
+    with safe_open(weights, "pt") as trained, safe_open(policy / "model.safetensors", "pt") as first:
+        assert set(trained.keys()) == set(first.keys())
+        name = max(key for key in first.keys() if key.endswith("mlp.up_proj.weight") or ".experts." in key)  # noqa: SIM118 (not a dict)
+        assert not trained.get_tensor(name).equal(first.get_tensor(name))

@@ -94,7 +94,7 @@ def check_logs(run: RunFile) -> None:
 
 
 def test_an_iteration_that_is_repeated_after_a_kill_is_recorded_once(tmp_path: Path) -> None:
-    run = recording(tmp_path, checkpoint={"save_every": 100})
+    run = recording(tmp_path, checkpoint={"save_every": 100}, model={"trainer": "scripted"})
     folder = RunPaths(run.run_dir).rollouts
     killed_when(run, lambda: len(iterations_of(folder).get(2, [])) == 2, what="two iterations")
     before = {iteration: recorded(run, iteration) for iteration in (1, 2)}

@@ -24,6 +24,7 @@ def test_a_deep_random_model_in_bfloat16_is_in_sync_and_another_is_not(tmp_path:
     """Its log-probs differ by more than 0.1 between correct programs; bits that can be read agree."""
     policy = make_qwen3(tmp_path / "policy", tied=False, layers=8, head=0.5)
     run = RunFile(tmp_path, {
+        "launch": {"nodes": 1},
         "model": {"dtype": "bfloat16"},
         "rollout": {"engine": engine, **ENGINES[engine]},
         "trainer": {"total_iterations": 2},

@@ -15,6 +15,8 @@ from tests.unit.adapters.test_judge_api import Service, says
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
+REHEARSED = {"trainer": "scripted"}
+"""Of runs whose subject is their rewards or their folder."""
 
 
 def judge(folder: Path) -> dict[str, Any]:
@@ -110,20 +112,12 @@ TWO = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 SPREAD = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 
 
-@pytest.mark.parametrize(
-    ("engine", "layout"),
-    [
-        ("vllm", {**TWO, **SPREAD}),
-        ("transformers", SPREAD),
-    ],
-)
-def test_a_policy_with_experts_is_trained_and_published(
-    tmp_path: Path, engine: str, layout: dict[str, int]
-) -> None:
+def test_a_policy_with_experts_is_trained_and_published(tmp_path: Path) -> None:
+    """By the fallback engine; `test_recipes_small.py` has vLLM, with tensor parallel ranks too."""
     run = RunFile(tmp_path, {
         "run": {"deterministic": False},
-        "rollout": {"engine": engine, **SMALL},
-        "trainer": {"total_iterations": 2, **layout},
+        "rollout": {"engine": "transformers", **SMALL},
+        "trainer": {"total_iterations": 2, **SPREAD},
         "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
     })  # fmt: skip
     make_qwen3(tmp_path / "policy", tied=False, seed=4, experts=4)
@@ -142,15 +136,15 @@ def test_a_policy_with_experts_is_trained_and_published(
         assert not trained.get_tensor(name).equal(first.get_tensor(name))
 
 
-@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3"])
-def test_other_families_with_experts_too(tmp_path: Path, kind: str) -> None:
+def test_another_family_with_experts_too(tmp_path: Path) -> None:
+    """DeepSeek-V3 is in `test_recipes_small.py`."""
     run = RunFile(tmp_path, {
         "run": {"deterministic": False},
         "rollout": {"engine": "vllm", **SMALL},
         "trainer": {"total_iterations": 2, **TWO, **SPREAD},
         "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
     })  # fmt: skip
-    make_sigmoid_moe(tmp_path / "policy", kind, seed=4)
+    make_sigmoid_moe(tmp_path / "policy", "glm4_moe", seed=4)
     finished(run)
     checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
     assert {e["policy_version"] for e in checks} == {0, 1, 2}
@@ -242,8 +236,8 @@ def test_a_signal_stops_the_run_with_everything_saved(tmp_path: Path) -> None:
     assert living(run.run_dir) == {}
 
 
-def test_looking_at_a_run(tmp_path: Path) -> None:
-    run = RunFile(tmp_path, {"trainer": {"total_iterations": 2}})
+def test_looking_at_a_run_whose_folder_is_private(tmp_path: Path) -> None:
+    run = RunFile(tmp_path, {"model": REHEARSED, "trainer": {"total_iterations": 2}})
     finished(run)
     status = yatt("status", str(run.run_dir), "--json")
     assert status.returncode == 0
@@ -255,11 +249,6 @@ def test_looking_at_a_run(tmp_path: Path) -> None:
     report = yatt("report", str(run.run_dir))
     assert report.returncode == 0, report.stderr
     assert "http" not in Path(report.stdout.strip()).read_text().replace("http://www.w3.org", "")
-
-
-def test_the_run_folder_is_private(tmp_path: Path) -> None:
-    run = RunFile(tmp_path, {"trainer": {"total_iterations": 1}})
-    finished(run)
     assert run.run_dir.stat().st_mode & 0o777 == 0o700
     secrets = list((run.run_dir / "keys").glob("*_secret"))
     assert len(secrets) == 2
@@ -287,6 +276,7 @@ def test_several_judges_with_weights_one_of_them_a_python_function(tmp_path: Pat
             {"name": "asked", "model": str(tmp_path / "asked"), "path": str(tmp_path / "asks.py"),
              "weight": 0.5, **common},
         ],
+        "model": REHEARSED,
         "trainer": {"total_iterations": 2},
     })  # fmt: skip
     written = finished(run)
@@ -325,6 +315,7 @@ def test_a_function_ranks_groups_and_judges_compare_them_one_behind_a_url(tmp_pa
             {"name": "far", "model": "big", "api": {"url": service.url, "retries": 3},
              **pair, "verdict": {"pattern": "\\[\\[([AB])\\]\\]", "scores": {"A": 1.0, "B": 0.0}}},
         ],
+        "model": REHEARSED,
         "trainer": {"total_iterations": 2},
     })  # fmt: skip
     try:
@@ -352,7 +343,12 @@ def test_a_judges_service_that_is_down_for_a_while_costs_time_and_no_group(tmp_p
            "template": "{completion}", "verdict": {"pattern": "score: ([0-9])"}}  # fmt: skip
     run = RunFile(
         tmp_path,
-        {"run": {"deterministic": False}, "genrms": [far], "trainer": {"total_iterations": 2}},
+        {
+            "run": {"deterministic": False},
+            "model": REHEARSED,
+            "genrms": [far],
+            "trainer": {"total_iterations": 2},
+        },
     )
     shown = "GenRM 'far' (node 0): HTTP 503"
     try:
