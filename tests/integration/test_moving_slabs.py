@@ -25,7 +25,7 @@ def finished(run: RunFile) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize(("place", "ahead"), [("partial", 0), ("disaggregated", 1)])
+@pytest.mark.parametrize(("place", "ahead"), [("partial", 0), ("disaggregated", 0), ("disaggregated", 1)])
 def test_from_a_bad_split_slabs_go_where_the_work_is(tmp_path: Path, place: str, ahead: int):
     run = moving_run(tmp_path, place, ITERATIONS)
     run.settings["rollout"]["ahead"] = ahead

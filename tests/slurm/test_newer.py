@@ -9,6 +9,9 @@ import pytest
 from tests.runs import ROOT, command, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, ends
+from tests.slurm.test_daily import (
+    test_cancel_saves_and_resume_goes_on_to_the_same_end as test_cancel_saves_and_resume_goes_on,
+)
 from tests.slurm.test_launcher_killed import (
     test_a_killed_launcher_is_followed_by_the_next_start as test_a_killed_launcher_is_followed,
 )
@@ -30,6 +33,7 @@ __all__ = [
     "test_a_killed_launcher_is_followed",
     "test_a_lost_batch_node_leaves_no_zombie",
     "test_a_lost_engine_node_shrinks",
+    "test_cancel_saves_and_resume_goes_on",
     "test_usr2_by_hand",
 ]
 pytestmark = [
