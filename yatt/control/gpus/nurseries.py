@@ -172,10 +172,8 @@ class Nurseries:
 
     def marks(self) -> dict[int, str]:
         """Returns the nurseries' process groups, with the mark in their environment."""
-        running = [each for each in self._open.values() if each.child is not None]
-        return {
-            each.child.pid: self.environment.mark(each.name) for each in running if each.child is not None
-        }
+        found = ((each.child, self.environment.mark(each.name)) for each in self._open.values())
+        return {child.pid: mark for child, mark in found if child is not None}
 
     async def close(self) -> None:
         """Ends all of them. Waits for the end of those too that were given up before."""
