@@ -15,8 +15,16 @@ from pathlib import Path
 FILE = Path(__file__).with_name("durations.json")
 LEAST_CPU_S = 0.1
 
-BUDGETS_CPU_S: dict[str, float] = {}
-"""CPU seconds that the measured tests of a folder may cost."""
+BUDGETS_CPU_S: dict[str, float] = {
+    "tests/contract/": 80,
+    "tests/faults/": 1400,
+    "tests/integration/test_": 1400,
+    "tests/integration/trainer/": 1200,
+    "tests/slurm/": 800,
+    "tests/soak/": 100,
+}
+"""CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
+`make quick`. Daemons that tests leave to others, as Slurm's, are not counted."""
 
 MOST_PRODUCT = 12
 """Number of cases of one test, unless they cost next to nothing."""
