@@ -18,6 +18,7 @@ LEAST_CPU_S = 0.1
 BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 80,
     "tests/faults/": 1400,
+    "tests/gpu/": 1,
     "tests/integration/test_": 1400,
     "tests/integration/trainer/": 1200,
     "tests/slurm/": 800,
