@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.dealing import SEED, Dealing, expected_s, longest_first
+from tests.dealing import QUICK_FOLDERS, SEED, Dealing, expected_s, longest_first
 from tests.durations import read_durations
 from tests.runs import HANG_S, wait_for
 from tests.seeds import Seed, tell
@@ -51,6 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Dealing:
     return dealing
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Says which tests a run with an end has left out, and which were never measured."""
     dealing = config.stash.get(DEALING, None)
@@ -67,9 +68,9 @@ how busy the machine is otherwise must not decide."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """`make quick` stays quick: a run over its limit fails. So does one with long tests of unknown length."""
+    """`make quick` stays quick: a run over its limit fails. So does one that has proved too little."""
     dealing = session.config.stash.get(DEALING, None)
-    if dealing is not None and dealing.unmeasured and not session.config.getoption("--measure"):
+    if dealing is not None and not dealing.has_proved and not session.config.getoption("--measure"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if not MOST_CPU_S or hasattr(session.config, "workerinput"):
         return
@@ -80,7 +81,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
 LONG_MARKS = ("slow", "faults", "slurm")
 LONG_MARK = re.compile(r"\bmark\.(slow|faults|slurm)\b")
 
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick = {item.nodeid for item in items if is_quick(item)}
     kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-    items[:] = [kept[name] for name in longest_first(expected_s(kept, read_durations(), quick))]
+    items[:] = [kept[name] for name in longest_first(expected_s(kept, read_durations()))]
 
 
 def children_of(pid: int) -> set[int]:

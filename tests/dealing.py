@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,11 @@ SETTLED_S = 60.0
 END_S = 90.0
 """Time before the end of a run for which nothing is planned: tests of unequal length end at unequal times."""
 
+LEAST_SHARE = 0.2
+"""A run that has reached a smaller share of its tests proves nothing, and fails."""
+
+QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
+
 TOGETHER = (
     "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "faults/test_nodes_that_return.py",
     "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
@@ -51,17 +56,19 @@ def dealt_with(name: str) -> str:
     return path if path.endswith(TOGETHER) else name
 
 
-def expected_s(names: Iterable[str], known: Durations, quick: Collection[str] = ()) -> dict[str, float]:
-    """Wall seconds of each test, by what was measured.
-
-    Args:
-        quick: tests of which only those that take long were measured.
-    """
+def expected_s(names: Iterable[str], known: Durations) -> dict[str, float]:
+    """Wall seconds of each test: as measured, else the most of its other cases. Of quick tests only those
+    that take long were measured."""
+    most: dict[str, float] = {}
+    for module, tests in known.items():
+        for test, (_, wall_s) in tests.items():
+            function = f"{module}::{test.partition('[')[0]}"
+            most[function] = max(most.get(function, 0.0), wall_s)
     found = {}
     for name in names:
         module, _, test = name.partition("::")
-        _, wall_s = known.get(module, {}).get(test, (0.0, 0.0 if name in quick else NEW_S))
-        found[name] = max(wall_s, LEAST_S)
+        new_s = most.get(name.partition("[")[0], 0.0 if name.startswith(QUICK_FOLDERS) else NEW_S)
+        found[name] = max(known.get(module, {}).get(test, (0.0, new_s))[1], LEAST_S)
     return found
 
 
@@ -71,29 +78,34 @@ def unmeasured(names: Iterable[str], known: Durations) -> list[str]:
     return sorted({name.partition("[")[0] for name in names} - found)
 
 
-def longest_first(expected: Mapping[str, float]) -> list[str]:
-    """Sorts tests by the time of all that are dealt with each: one that begins last would run alone at the
-    end."""
+def by_unit(expected: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of all tests that are dealt together: which of them pays for their set-up is chance."""
     total_s = dict.fromkeys(map(dealt_with, expected), 0.0)
     for name, seconds in expected.items():
         total_s[dealt_with(name)] += seconds
+    return total_s
+
+
+def longest_first(expected: Mapping[str, float]) -> list[str]:
+    """Sorts tests by the time of their unit: a long one that begins last would run alone at the end."""
+    total_s = by_unit(expected)
     return sorted(expected, key=lambda name: -total_s[dealt_with(name)])
 
 
-def most_worth_first(expected: Mapping[str, float], seed: str) -> list[str]:
-    """Sorts tests by what they add for their cost, with a lot among equals.
+def most_worth_first(units: Mapping[str, float], seed: str) -> list[str]:
+    """Sorts units by what they add for their cost, with a lot among equals.
 
-    A test's lot is exponential with its cost as the mean: of two tests the cheaper one comes first with the
-    odds of their costs (Efraimidis and Spirakis 2006, weights 1 / cost).
+    A lot is exponential with the cost as its mean: of two units the cheaper one comes first with the odds of
+    their costs (Efraimidis and Spirakis 2006, weights 1 / cost).
     """
 
     def lot(name: str) -> float:
         drawn = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big")
-        return -math.log((drawn + 1) / 2**64) * expected[name]
+        return -math.log((drawn + 1) / 2**64) * units[name]
 
     modules, functions = set[str](), set[str]()
     rank: dict[str, int] = {}
-    by_lot = sorted(expected, key=lot)
+    by_lot = sorted(units, key=lot)
     for name in by_lot:
         module, function = name.partition("::")[0], name.partition("[")[0]
         rank[name] = (module in modules) + (function in functions)
@@ -125,13 +137,14 @@ class Time:
     until_s: float
     expected: Mapping[str, float]
     seed: str
-    left_out: dict[str, float] = field(default_factory=dict)
+    _units: dict[str, float] = field(default_factory=dict)
+    _order: list[str] = field(default_factory=list)
     _took_s: float = SETTLED_S
     _expected_s: float = SETTLED_S
-    _order: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._order = most_worth_first(self.expected, self.seed)
+        self._units = by_unit(self.expected)
+        self._order = most_worth_first(self._units, self.seed)
 
     @property
     def pace(self) -> float:
@@ -139,42 +152,31 @@ class Time:
         return self._took_s / self._expected_s
 
     def took(self, name: str, seconds: float) -> None:
+        """Notes that a test has ended."""
         self._took_s += seconds
         self._expected_s += self.expected[name]
 
-    def leave_out(
-        self, front: Sequence[str], waiting: set[str], running: Iterable[str], workers: int, now_s: float
-    ) -> list[str]:
-        """Returns those of the next tests for which there is no time.
+    def fitting(
+        self, waiting: Collection[str], own: Iterable[str], given: Iterable[str], workers: int, now_s: float
+    ) -> set[str]:
+        """Returns the units that a process may begin.
 
         Args:
-            front: the tests that are dealt next.
-            waiting: all tests that were not dealt yet, these included.
-            running: those that were dealt and have not ended.
+            waiting: units that were not dealt yet.
+            own: tests that the process was given and has not ended.
+            given: the same of all processes.
         """
-        left_s = (self.until_s - END_S - now_s) * workers / self.pace
-        capacity_s = left_s - sum(self.expected[name] for name in running)
-        kept = fitting((n for n in self._order if n in waiting), self.expected, capacity_s)
-        out = [name for name in front if name not in kept]
-        self.left_out.update({name: self.expected[name] for name in out})
-        return out
-
-    def report(self) -> list[str]:
-        """What a person is told at the end."""
-        if not self.left_out:
-            return [f"every test was run, at {self.pace:.2f} times the measured durations"]
-        costly = sorted(self.left_out, key=self.left_out.__getitem__, reverse=True)
-        out_s, all_s = sum(self.left_out.values()), sum(self.expected.values())
-        return [
-            f"{len(costly)} of {len(self.expected)} tests were left out, {out_s:.0f} of {all_s:.0f} measured "
-            f"seconds: tests take {self.pace:.2f} times the measured durations here, and it had an end.",
-            f"{SEED}={self.seed} draws with the same lots. The longest that were left out:",
-            *(f"  {self.left_out[name]:6.1f} s  {name}" for name in costly[:10]),
-        ]
+        left_s = (self.until_s - END_S - now_s) / self.pace
+        capacity_s = left_s * workers - sum(self.expected[name] for name in given)
+        longest_s = left_s - sum(self.expected[name] for name in own)
+        short = (unit for unit in self._order if unit in waiting and self._units[unit] <= longest_s)
+        return fitting(short, self._units, capacity_s)
 
 
 class Dealing(LoadScopeScheduling):
     """Deals tests one by one to whoever is free, those of some modules together, in the order of the items.
+
+    A unit for which there is no time is put aside, and dealt at the end if there is time after all.
 
     Args:
         until_s: the end of the run, on the monotonic clock; None if it has none.
@@ -186,10 +188,19 @@ class Dealing(LoadScopeScheduling):
         config.option.loadscopereorder = False
         self.time: Time | None = None
         self.unmeasured: list[str] = []
+        self._aside: dict[str, dict[str, bool]] = {}
+        self._ended: set[str] = set()
         self._until_s = until_s
         self._is_long = is_long
 
+    @property
+    def has_proved(self) -> bool:
+        """Whether enough was run, and all of it is measured."""
+        few = self.time is not None and len(self._ended) < LEAST_SHARE * len(self.time.expected)
+        return not self.unmeasured and not few
+
     def schedule(self) -> None:
+        """Deals the first tests, or those for a process that came later."""
         if self.collection is None and self.registered_collections:
             names, known = next(iter(self.registered_collections.values())), read_durations()
             if self._is_long:
@@ -200,38 +211,79 @@ class Dealing(LoadScopeScheduling):
 
     def report(self) -> list[str]:
         """What a person is told at the end."""
-        told = self.time.report() if self.time is not None else []
+        told = self._report_of(self.time) if self.time is not None else []
         if self.unmeasured:
-            told.append("never measured (tests/durations.py says how): " + ", ".join(self.unmeasured))
+            told.append("never measured (tests/durations.py says how):")
+            told += [f"  {name}" for name in self.unmeasured]
         return told
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """Notes that a test has ended."""
+        name = self.registered_collections[node][item_index]
+        self._ended.add(name)
         if self.time is not None:
-            self.time.took(self.registered_collections[node][item_index], duration)
+            self.time.took(name, duration)
         super().mark_test_complete(node, item_index, duration)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Deals again what a process that has crashed had not begun.
+
+        The inherited method deals again its tests that had ended too, and the one in which it crashed. So
+        another process is given nothing, and the run waits for ever.
+        """
+        left = _not_ended(self.assigned_work.pop(node).values())
+        for name in left[1:]:
+            self.workqueue.setdefault(dealt_with(name), {})[name] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0] if left else None
 
     def _split_scope(self, nodeid: str) -> str:
         return dealt_with(nodeid)
 
-    def _reschedule(self, node: Any) -> None:
-        if self.time is not None:
-            self._leave_out(self.time)
-        super()._reschedule(node)
+    def _assign_work_unit(self, node: Any) -> None:
+        self._put_aside(node)
+        if self.workqueue:
+            super()._assign_work_unit(node)
 
-    def _leave_out(self, run: Time) -> None:
-        """Removes tests for which there is no time from the front of the queue."""
+    def _reschedule(self, node: Any) -> None:
+        self._put_aside(node)
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)  # a process begins a test only if it has the next one
+
+    def _put_aside(self, node: Any) -> None:
+        """Takes units for which a process has no time from the front of the queue."""
+        if self.time is None or node.shutting_down:
+            return
         given = [unit for of_node in self.assigned_work.values() for unit in of_node.values()]
-        while self.workqueue:
-            scope, tests = next(iter(self.workqueue.items()))
-            front, waiting = _not_ended([tests]), set(_not_ended(self.workqueue.values()))
-            workers, now_s = len(self.assigned_work), time.monotonic()
-            for name in run.leave_out(front, waiting, _not_ended(given), workers, now_s):
-                del tests[name]
-            if tests:
-                return
-            del self.workqueue[scope]
+        own, everybodys = _not_ended(self.assigned_work[node].values()), _not_ended(given)
+        rest = (own, everybodys, len(self.assigned_work), time.monotonic())
+        fits = self.time.fitting(self.workqueue, *rest)
+        while self.workqueue and next(iter(self.workqueue)) not in fits:
+            scope, tests = self.workqueue.popitem(last=False)
+            self._aside[scope] = tests
+        if not self.workqueue:
+            for scope in sorted(self.time.fitting(self._aside, *rest), key=list(self._aside).index):
+                self.workqueue[scope] = self._aside.pop(scope)
+
+    def _report_of(self, run: Time) -> list[str]:
+        aside = {name: run.expected[name] for name in _not_ended(self._aside.values())}
+        others = len(run.expected) - len(self._ended) - len(aside)
+        told = [f"{others} of {len(run.expected)} tests were not reached"] if others else []
+        if not aside:
+            return told or [f"every test was run, at {run.pace:.2f} times the measured durations"]
+        costly = sorted(aside, key=aside.__getitem__, reverse=True)
+        out_s, all_s = sum(aside.values()), sum(run.expected.values())
+        return [
+            *told,
+            f"{len(costly)} of {len(run.expected)} tests were left out, {out_s:.0f} of {all_s:.0f} measured "
+            f"seconds: tests take {run.pace:.2f} times these here, and there was no time for all of them.",
+            f"{SEED}={run.seed} draws with the same lots. The longest that were left out:",
+            *(f"  {aside[name]:6.1f} s  {name}" for name in costly[:10]),
+            *(["too few were run to show anything"] if not self.has_proved else []),
+        ]
 
 
 def _not_ended(units: Iterable[Mapping[str, bool]]) -> list[str]:
-    """Units of a process that has crashed are dealt again, with their tests that had ended."""
     return [name for unit in units for name, has_ended in unit.items() if not has_ended]

@@ -37,11 +37,15 @@ def placed(folder: Path) -> RunFile:
 
 
 def both_at_work(run: RunFile, after: int = 0) -> int:
-    """Waits until a batch is sampled while an iteration after `after` is trained; gives the iteration."""
+    """Waits until the newest attempt samples a batch while it trains an iteration after `after`."""
 
     def found() -> int:
-        batches = events(run, "batch.begin")
-        trains = [e for e in events(run, "phase.begin") if e["phase"] == "train" and e["iteration"] > after]
+        newest = max((e["attempt"] for e in events(run, "attempt.start")), default=0)
+        batches = [e for e in events(run, "batch.begin") if e["attempt"] == newest]
+        trains = [
+            e for e in events(run, "phase.begin")
+            if e["attempt"] == newest and e["phase"] == "train" and e["iteration"] > after
+        ]  # fmt: skip
         is_sampled = trains and batches and batches[-1]["iteration"] > trains[-1]["iteration"]
         return int(trains[-1]["iteration"]) if is_sampled else 0
 

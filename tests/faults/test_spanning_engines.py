@@ -64,9 +64,9 @@ def test_a_rank_that_ends_or_stands_still_costs_both_a_start_and_no_bit(
     run = scripted_run(tmp_path, iterations=ITERATIONS)
     process = start("run", str(run.write()))
     sampling(run, 2)
-    assert kill(pid_of(run, RANKS[0]))
+    assert kill(pid_of(run, RANKS[1]))
     begun(run, "rollout", 3)
-    assert kill(pid_of(run, RANKS[1], 2), signal.SIGSTOP)
+    assert kill(pid_of(run, RANKS[0], 2), signal.SIGSTOP), "the one that takes the requests"
     pid = pid_of(run, RANKS[1], 3)
     begun(run, "train", 3)
     assert kill(pid), "asleep; it is missed when it is woken"

@@ -10,19 +10,25 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import loadscope
 
-from tests.conftest import QUICK_FOLDERS
+from tests import dealing
 from tests.dealing import (
     END_S,
     NEW_S,
+    QUICK_FOLDERS,
     SEED,
     SETTLED_S,
     TOGETHER,
+    Dealing,
     Time,
+    dealt_with,
     expected_s,
-    fitting,
     longest_first,
     most_worth_first,
     unmeasured,
@@ -49,8 +55,8 @@ def test_a_test_that_was_never_measured_is_told_and_counts_as_long_if_it_is_not_
     known = {"tests/a.py": {"test_x[1]": (1.0, 2.0), "test_y": (0.0, 0.0)}}
     names = ["tests/a.py::test_x[2]", "tests/a.py::test_y", "tests/a.py::test_z", "tests/b.py::test_x[1]"]
     assert unmeasured(names, known) == ["tests/a.py::test_z", "tests/b.py::test_x"]
-    assert expected_s(names, known, {names[3]})[names[2]] == NEW_S
-    assert expected_s(names, known, {names[3]})[names[3]] < 1
+    found = expected_s([*names, "tests/unit/test_c.py::test_new"], known)
+    assert [round(seconds) for seconds in found.values()] == [2, 0, NEW_S, NEW_S, 0], "a case as its siblings"
 
 
 def test_what_adds_most_comes_first_and_among_equals_the_cheaper_one_by_the_odds_of_their_costs() -> None:
@@ -67,38 +73,144 @@ def test_what_adds_most_comes_first_and_among_equals_the_cheaper_one_by_the_odds
     assert 0.70 < cheaper_first / 2000 < 0.80, "three to one"
 
 
-@pytest.mark.parametrize("slowness", [0.5, 1.0, 2.0, 4.0])
-def test_a_run_ends_in_time_however_slow_the_machine_is_and_runs_all_if_it_can(slowness: float) -> None:
-    """Deals tests of measured lengths to three processes with a clock of its own."""
-    lots = random.Random(7)
-    durations = {m: t for m, t in read_durations().items() if not m.startswith("tests/unit/")}
-    names = [f"{module}::{test}" for module, tests in durations.items() for test in tests]
-    expected = expected_s(names, durations)
-    until_s = sum(expected.values()) / 3 * 1.2 + END_S
-    run = Time(until_s, expected, "5")
-    queue = longest_first(expected)
-    waiting, running, free_at, ran = set(queue), dict[str, float](), [0.0, 0.0, 0.0], Counter[str]()
-    while queue:
-        now_s = min(free_at)
-        for name in [n for n, end_s in running.items() if end_s <= now_s]:
-            run.took(name, expected[name] * slowness)
-            del running[name]
-        front = queue.pop(0)
-        out = run.leave_out([front], waiting, running, 3, now_s)
-        waiting.discard(front)
-        if out:
-            continue
-        took_s = expected[front] * slowness * lots.uniform(0.7, 1.3)
-        free_at[free_at.index(now_s)] = running[front] = now_s + took_s
-        ran[front.partition("::")[0]] += 1
-    assert max(free_at) <= until_s
-    if slowness <= 1:
-        assert not run.left_out and "every test was run" in run.report()[0]
+class Process:
+    """A process as xdist has it: it begins a test only if it has the next one, or will get no more."""
+
+    def __init__(self, number: int) -> None:
+        self.gateway = SimpleNamespace(id=number)
+        self.tests: list[int] = []
+        self.running: tuple[float, int] | None = None
+        self.is_told, self.is_dead = False, False
+
+    @property
+    def shutting_down(self) -> bool:
+        return self.is_told or self.is_dead
+
+    def shutdown(self) -> None:
+        self.is_told = True
+
+    def send_runtest_some(self, tests: list[int]) -> None:
+        self.tests += tests
+
+
+class World:
+    """The real dealing to three processes, with the measured tests and a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until_s: float | None, pace: float) -> None:
+        monkeypatch.setattr(dealing, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(loadscope, "parse_tx_spec_config", lambda _: [1] * 3)
+        monkeypatch.setenv(SEED, "5")
+        known = read_durations()
+        names = [f"{m}::{t}" for m, tests in known.items() for t in tests if not m.startswith(QUICK_FOLDERS)]
+        self.expected = expected_s(names, known)
+        self.names = longest_first(self.expected)
+        self.now_s, self.pace, self.lots = 0.0, pace, random.Random(7)
+        config: Any = SimpleNamespace(option=SimpleNamespace())
+        self.dealing = Dealing(config, Producer("test", enabled=False), until_s, is_long=True)
+        self.processes: list[Process] = []
+        self.ran = Counter[str]()
+        self.crashed = 0
+        for _ in range(3):
+            self.join()
+        for process in self.processes:
+            self.dealing.add_node_collection(process, self.names)
+        self.dealing.schedule()
+
+    def join(self) -> Process:
+        self.processes.append(process := Process(len(self.processes)))
+        self.dealing.add_node(process)
+        return process
+
+    def begin(self) -> None:
+        for each in [p for p in self.processes if not p.is_dead and p.running is None]:
+            if len(each.tests) >= 2 or (each.tests and each.is_told):
+                number = each.tests.pop(0)
+                took_s = self.expected[self.names[number]] * self.pace * self.lots.uniform(0.7, 1.3)
+                each.running = self.now_s + took_s, number
+            elif not each.tests and each.is_told:
+                assert self.dealing.remove_node(each) is None
+                each.is_dead = True
+
+    def crash(self, process: Process, number: int) -> None:
+        """In the middle of a test; another process comes."""
+        process.is_dead = True
+        assert self.dealing.remove_node(process) == self.names[number]
+        self.dealing.add_node_collection(self.join(), self.names)
+        self.dealing.schedule()
+
+    def run(self, *crashes_s: float) -> None:
+        """Runs until nobody has anything to do."""
+        crashes = list(crashes_s)
+        while True:
+            self.begin()
+            if self.dealing.tests_finished:
+                for each in self.dealing.nodes:
+                    each.shutdown()
+                self.begin()
+            busy = [p for p in self.processes if p.running is not None and not p.is_dead]
+            if not busy:
+                break
+            first = min(busy, key=lambda p: p.running)
+            self.now_s, number = first.running
+            first.running = None
+            self.ran[self.names[number]] += 1
+            if crashes and self.now_s > crashes[0]:
+                crashes.pop(0)
+                self.crashed += 1
+                self.crash(first, number)
+            else:
+                self.dealing.mark_test_complete(first, number, self.took_s(number))
+        assert all(p.is_dead for p in self.processes), "nobody waits for ever"
+        assert not self.ran or max(self.ran.values()) == 1, "no test is dealt twice"
+
+    def took_s(self, number: int) -> float:
+        return self.expected[self.names[number]] * self.pace
+
+
+@pytest.mark.parametrize("crashes_s", [(), (100.0, 1500.0), (2500.0, 2600.0, 2700.0)])
+@pytest.mark.parametrize("pace", [0.5, 1.0, 2.0, 4.0])
+def test_a_run_ends_in_time_however_slow_the_machine_is_and_runs_all_if_it_can(
+    monkeypatch, pace: float, crashes_s: tuple[float, ...]
+) -> None:
+    until_s = sum(expected_s_of_all().values()) / 3 * 1.2 + 2 * END_S
+    world = World(monkeypatch, until_s, pace)
+    world.run(*crashes_s)
+    told = "\n".join(world.dealing.report())
+    out = len(world.names) - len(world.ran)
+    assert world.now_s <= until_s
+    if pace <= 1:
+        assert not out, told
     else:
-        assert max(free_at) > 0.8 * until_s, "the time is used"
-        assert len(ran) > 0.9 * len(durations), "of nearly every module something is run"
-        told = "\n".join(run.report())
-        assert f"{len(run.left_out)} of {len(names)} tests were left out" in told and f"{SEED}=5" in told
+        assert world.now_s > 0.85 * until_s, "the time is used"
+        modules = {name.partition("::")[0] for name in world.names}
+        assert len({name.partition("::")[0] for name in world.ran}) > 0.8 * len(modules)
+        assert f"{out} of {len(world.names)} tests were left out" in told and f"{SEED}=5" in told
+    assert (f"{world.crashed} of {len(world.names)} tests were not reached" in told) == bool(world.crashed)
+    assert ("every test was run" in told) == (not out and not world.crashed)
+    together = {name.partition("::")[0] for name in world.names if dealt_with(name) != name}
+    for module in together:
+        mine = [name for name in world.names if name.startswith(f"{module}::")]
+        assert world.crashed or len({name in world.ran for name in mine}) == 1, "they have one set-up"
+
+
+def expected_s_of_all() -> dict[str, float]:
+    known = read_durations()
+    names = [f"{m}::{t}" for m, tests in known.items() for t in tests if not m.startswith(QUICK_FOLDERS)]
+    return expected_s(names, known)
+
+
+@pytest.mark.parametrize("crashes_s", [(), (50.0, 800.0, 2500.0)])
+def test_without_an_end_every_test_is_dealt_once(monkeypatch, crashes_s: tuple[float, ...]) -> None:
+    world = World(monkeypatch, None, 1.0)
+    world.run(*crashes_s)
+    assert len(world.ran) == len(world.names) and not world.dealing.report()
+
+
+def test_a_run_whose_time_is_over_deals_nothing_and_fails(monkeypatch) -> None:
+    world = World(monkeypatch, 10.0, 1.0)
+    world.run()
+    assert not world.ran and not world.dealing.has_proved
+    assert "too few were run to show anything" in world.dealing.report()
 
 
 def test_the_pace_is_taken_for_one_until_something_is_known() -> None:
@@ -106,9 +218,8 @@ def test_the_pace_is_taken_for_one_until_something_is_known() -> None:
     assert run.pace == 1.0
     run.took("a", 20.0)
     assert math.isclose(run.pace, (SETTLED_S + 20) / (SETTLED_S + 10))
-    assert fitting(["b", "a"], run.expected, 100.0) == {"a"}, (
-        "a short one still fits where a long one does not"
-    )
+    fits = run.fitting(["b", "a"], [], [], 1, 1000.0 - END_S - 100.0)
+    assert fits == {"a"}, "a short one still fits where a long one does not"
 
 
 SUITE = """
@@ -124,10 +235,12 @@ def test_other():
 """
 
 
-def pytest_in(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(
+    folder: Path, *words: str, more: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """The real options and hooks, with tests of its own."""
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
-    (folder / "test_some.py").write_text(SUITE)
+    (folder / "test_some.py").write_text(SUITE + more)
     argv = [
         sys.executable,
         "-m",
@@ -148,14 +261,20 @@ def pytest_in(folder: Path, *words: str, **variables: str) -> subprocess.Complet
 
 
 def test_a_real_run_with_an_end_leaves_out_tests_and_says_so(tmp_path: Path) -> None:
-    """The measured time of its tests is not known, so that each counts as long: 100 s of three are left."""
-    until = f"--until={time.time() + END_S + NEW_S * 1.5 + 10:.0f}"
+    """Its tests were not measured, so that each counts as long: there is time for two or three a process."""
+    until = f"--until={time.time() + END_S + NEW_S * 3.5:.0f}"
     done = pytest_in(tmp_path, "-n2", until, **{SEED: "77"})
     assert done.returncode == 0, done.stdout
     counts = re.search(r"(\d+) of 13 tests were left out", done.stdout)
     passed = re.search(r"(\d+) passed", done.stdout)
     assert counts and passed and int(counts[1]) > 0 and int(counts[1]) + int(passed[1]) == 13, done.stdout
     assert done.stdout.count(f"{SEED}=77") == 2, "before and after"
+
+
+def test_a_process_that_crashes_costs_one_test(tmp_path: Path) -> None:
+    crash = "\n\ndef test_crash():\n    import os\n    os._exit(1)\n"
+    done = pytest_in(tmp_path, "-n2", more=crash)
+    assert done.returncode == 1 and "1 failed, 13 passed" in done.stdout, done.stdout
 
 
 def test_a_run_without_an_end_runs_every_test(tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ def samples(iteration: int, masked: tuple[int, ...] = (), *, has_observations: b
     return tuple(facts), tuple(rollouts)
 
 
-def plans(dp_size: int, num_steps: int = 2, micro_size: int = 5):
-    """Mini-batches dealt round robin, in micro-batches of five, the last ones short or empty."""
-    out = []
+def plans(dp_size: int, num_steps: int = 2):
+    """Mini-batches dealt round robin, in two micro-batches, the last one short, and an empty one."""
+    out, micro_size = [], 5 if dp_size == 1 else 3
     size = NUM_SAMPLES // num_steps
     for first in range(0, NUM_SAMPLES, size):
         numbers = list(range(first, first + size))

@@ -36,11 +36,13 @@ CASES = {
 PAIRS = {
     "tp2": ("truncate-token", "mask-sequence", "reject-geometric"),
     "pp2": ("truncate-geometric", "mask-token", "reject-token-by-sample"),
-    "cp2": ("truncate-sequence", "mask-geometric", "reject-sequence"),
-    "dp2": ("truncate-sequence", "mask-geometric", "veto"),
+    "cp2": ("truncate-sequence", "mask-geometric", "reject-sequence", "reject-token-by-sample", "veto"),
+    "dp2": ("truncate-sequence",),
 }
 """Cases of each layout: one that truncates, one that masks, one that rejects. The layout makes the ratios, of
-tokens and of sequences; what is done with them does not depend on it. `reject-token` learns in each."""
+tokens and of sequences; what is done with them does not depend on it. Context parallelism cuts sequences, so
+all that sums over a sample is there. `reject-token` learns in each."""
+assert {*CASES} == {"reject-token"}.union(*PAIRS.values())
 
 LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
 ADAPTIVE = {"kl_in": "reward", "kl_target": 1e-4, "kl_horizon": 50.0, "kl_coef": 0.3}

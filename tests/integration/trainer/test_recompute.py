@@ -11,7 +11,7 @@ NUM_LAYERS = 3
 DENSE, EXPERTS, LATENT = "qwen3", "qwen2_moe", "deepseek_v3"
 MODULES = {
     DENSE: (["mlp"],),
-    EXPERTS: (["moe"], ["shared_experts"]),
+    EXPERTS: (["shared_experts"], ["moe"]),
     LATENT: (["mlp", "moe"], ["mla_up_proj"], ["core_attn", "mla_up_proj", "shared_experts"]),
 }
 SPLIT = {TP: 2, "sequence_parallel": True}
@@ -19,7 +19,7 @@ ACTIONS = [["gradient", "first"], ["kept", 2], ["publish", "final"]]
 
 
 def settings_of(kind, world_size):
-    """Each way to compute again, by its name; on two ranks only whole layers, and the most parts of them."""
+    """Each way to compute again, by its name; on two ranks only whole layers, and the last of the parts."""
     yield "full", {"recompute": "full"}
     if world_size == 1:
         yield "first", {"recompute": "full", "recompute_layers": 1}
