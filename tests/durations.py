@@ -2,12 +2,13 @@
 
 `tests/durations.json` maps each module to its tests, and each test to CPU seconds (of its process and all
 ended children) and wall seconds, set-up included. All long tests are in it, and quick ones from 0.1 s of CPU
-on. Measure a whole run on a quiet machine:
+on. Measure on a quiet machine, a whole run or what is new:
 
     make long MEASURE=measured.jsonl && python -m tests.durations measured.jsonl
 """
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,14 +40,40 @@ def read_durations(file: Path = FILE) -> Durations:
 
 
 def merged(known: Durations, rows: Iterable[tuple[str, float, float]]) -> Durations:
-    """What is known with newer rows of test, CPU and wall; a module that was measured is replaced whole."""
-    newer: Durations = {}
+    """What is known with newer rows of test, CPU and wall."""
+    found = {module: dict(tests) for module, tests in known.items()}
     for name, cpu_s, wall_s in rows:
         module, _, test = name.partition("::")
-        is_quick = module.startswith(("tests/unit/", "tests/protocol/", "tests/property/"))
-        if cpu_s >= LEAST_CPU_S or not is_quick:
-            newer.setdefault(module, {})[test] = round(cpu_s, 1), round(wall_s, 1)
-    return known | newer
+        if cpu_s >= LEAST_CPU_S or not module.startswith(
+            ("tests/unit/", "tests/protocol/", "tests/property/")
+        ):
+            found.setdefault(module, {})[test] = round(cpu_s, 1), round(wall_s, 1)
+    return found
+
+
+def still_there(known: Durations, names: Iterable[str]) -> Durations:
+    """What is known of tests that there are.
+
+    Args:
+        names: all tests. Cases that are drawn have other names each time: all of them are kept.
+    """
+    names = set(names)
+    functions = {name.partition("[")[0] for name in names}
+    exact = {f"{m}::{test}".partition("[")[0] for m in known for test in known[m] if f"{m}::{test}" in names}
+    found: Durations = {}
+    for module, tests in known.items():
+        for test, taken in tests.items():
+            name = f"{module}::{test}"
+            if name in names or name.partition("[")[0] in functions - exact:
+                found.setdefault(module, {})[test] = taken
+    return found
+
+
+def collected() -> list[str]:
+    """Names of all tests."""
+    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=FILE.parent.parent)
+    return [line for line in done.stdout.splitlines() if "::" in line]
 
 
 def written(durations: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
@@ -60,8 +87,7 @@ def written(durations: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
 
 def main(files: list[str]) -> None:
     rows = [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
-    durations = {m: t for m, t in merged(read_durations(), rows).items() if Path(m).exists()}
-    FILE.write_text(written(durations))
+    FILE.write_text(written(still_there(merged(read_durations(), rows), collected())))
 
 
 if __name__ == "__main__":
