@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -292,7 +293,15 @@ def _fast_of(path: Path, data: bytes) -> tokenizers.Tokenizer:
         raise
     except BaseException as error:  # the library's panics are no `Exception`
         raise ConfigError(f"{path} cannot be read as a fast tokenizer: {words_of(error)}") from error
+    if msgspec.json.decode(data, type=_Added).added_tokens == msgspec.Raw():  # the library does not miss it
+        raise ConfigError(f"{path} has no added_tokens, which transformers needs; an empty list will do.")
     return fast
+
+
+class _Added(msgspec.Struct):
+    """What transformers reads of a tokenizer.json by itself."""
+
+    added_tokens: msgspec.Raw = msgspec.Raw()
 
 
 def _token_text(entry: Any) -> str:

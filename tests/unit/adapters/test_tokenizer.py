@@ -148,6 +148,19 @@ def test_a_torn_tokenizer_is_named(tmp_path):
         Tokenizer(str(tmp_path))
 
 
+def test_a_tokenizer_without_added_tokens_is_named_as_transformers_refuses_it(tmp_path):
+    make_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["added_tokens"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(KeyError):
+        transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no added_tokens, which transformers needs"):
+        Tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"added_tokens": []}))
+    Tokenizer(str(tmp_path))
+
+
 def test_a_missing_chat_template_is_named(tmp_path):
     make_tokenizer(tmp_path)
     change_config(tmp_path, chat_template=None)
