@@ -265,6 +265,7 @@ dealing.read_durations = lambda: {"test_some.py": {"test_other": (9.0, 9000.0), 
 """
 
 
+@pytest.mark.slow
 def test_a_real_run_with_an_end_leaves_out_tests_and_says_so(tmp_path: Path) -> None:
     until = f"--until={time.time() + END_S + 900:.0f}"
     done = pytest_in(tmp_path, "-n2", until, hooks=KNOWN, **{SEED: "77"})
@@ -275,17 +276,20 @@ def test_a_real_run_with_an_end_leaves_out_tests_and_says_so(tmp_path: Path) -> 
     assert done.stdout.count(f"{SEED}=77") == 2, "before and after"
 
 
+@pytest.mark.slow
 def test_a_process_that_crashes_costs_one_test(tmp_path: Path) -> None:
     crash = "\n\ndef test_crash():\n    import os\n    os._exit(1)\n"
     done = pytest_in(tmp_path, "-n2", more=crash)
     assert done.returncode == 1 and "1 failed, 13 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_without_an_end_runs_every_test(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "-n2")
     assert done.returncode == 0 and "13 passed" in done.stdout and "left out" not in done.stdout
 
 
+@pytest.mark.slow
 def test_long_tests_that_were_never_measured_fail_the_run(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "-n2", "--part=long")
     assert done.returncode == 1 and "13 passed" in done.stdout, done.stdout
