@@ -39,6 +39,9 @@ LEAST_SHARE = 0.2
 
 QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
 
+SPREAD = 1.3
+"""How much longer than at the general pace a test may take."""
+
 TOGETHER = (
     "faults/test_resume_exact.py", "faults/test_lost_nodes.py", "faults/test_nodes_that_return.py",
     "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
@@ -169,7 +172,7 @@ class Time:
         left_s = (self.until_s - END_S - now_s) / self.pace
         capacity_s = left_s * workers - sum(self.expected[name] for name in given)
         longest_s = left_s - sum(self.expected[name] for name in own)
-        short = (unit for unit in self._order if unit in waiting and self._units[unit] <= longest_s)
+        short = (u for u in self._order if u in waiting and self._units[u] * SPREAD <= longest_s)
         return fitting(short, self._units, capacity_s)
 
 
