@@ -44,7 +44,7 @@ class CudaLiteralsInMegatron(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func`; for callers in megatron, CUDA is replaced by CPU."""
-        if not kwargs and func not in CHANGED:  # nearly all of a million calls an iteration: attributes too
+        if not kwargs and func not in CHANGED:  # nearly all: each attribute of a tensor is a call
             return func(*args)
         kwargs = kwargs or {}
         if not _calling_module().startswith("megatron."):
