@@ -34,7 +34,7 @@ SETTLED_S = 60.0
 END_S = 90.0
 """Time before the end of a run for which nothing is planned: tests of unequal length end at unequal times."""
 
-LEAST_SHARE = 0.2
+LEAST_SHARE = 0.05
 """A run that has reached a smaller share of its tests proves nothing, and fails."""
 
 QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
@@ -199,8 +199,7 @@ class Dealing(LoadScopeScheduling):
     @property
     def has_proved(self) -> bool:
         """Whether enough was run, and all of it is measured."""
-        few = self.time is not None and len(self._ended) < LEAST_SHARE * len(self.time.expected)
-        return not self.unmeasured and not few
+        return not self.unmeasured and not (self.time is not None and self._has_few(self.time))
 
     def schedule(self) -> None:
         """Deals the first tests, or those for a process that came later."""
@@ -284,8 +283,11 @@ class Dealing(LoadScopeScheduling):
             f"seconds: tests take {run.pace:.2f} times these here, and there was no time for all of them.",
             f"{SEED}={run.seed} draws with the same lots. The longest that were left out:",
             *(f"  {aside[name]:6.1f} s  {name}" for name in costly[:10]),
-            *(["too few were run to show anything"] if not self.has_proved else []),
+            *(["too few were run to show anything"] if self._has_few(run) else []),
         ]
+
+    def _has_few(self, run: Time) -> bool:
+        return len(self._ended) < LEAST_SHARE * len(run.expected)
 
 
 def _not_ended(units: Iterable[Mapping[str, bool]]) -> list[str]:

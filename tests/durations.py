@@ -18,7 +18,7 @@ LEAST_CPU_S = 0.1
 
 BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 100,
-    "tests/faults/": 1400,
+    "tests/faults/": 1600,
     "tests/gpu/": 1,
     "tests/integration/test_": 2700,
     "tests/integration/trainer/": 1200,

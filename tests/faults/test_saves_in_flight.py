@@ -135,7 +135,7 @@ def files_in_manifests(run: RunFile) -> set[str]:
 
 def test_a_store_that_takes_no_file_costs_saves_and_then_the_attempt_says_why(tmp_path: Path) -> None:
     """Training continues through two failed saves; a run that can never save does not go on for ever."""
-    settings = {**QUICK, "launch": {"nodes": 1, "phase_timeout_s": 4}, "trainer": {"total_iterations": 40}}
+    settings = {**QUICK, "launch": {"nodes": 1, "phase_timeout_s": 15}, "trainer": {"total_iterations": 40}}
     run = RunFile(tmp_path, settings)
     process = start("run", str(run.write()))
     try:
