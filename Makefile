@@ -61,7 +61,7 @@ soak: setup slurm newer-slurm
 
 # Two to three minutes on two cores; what the limit means is in tests/conftest.py.
 quick: setup
-	@YATT_MOST_CPU_S=480 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
+	@YATT_MOST_CPU_S=600 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
 	  tests/unit tests/protocol tests/property tests/scenarios
 
 check: lint type layers test

@@ -22,7 +22,7 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/gpu/": 1,
     "tests/integration/test_": 2700,
     "tests/integration/trainer/": 1200,
-    "tests/slurm/": 800,
+    "tests/slurm/": 900,
     "tests/soak/": 100,
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
