@@ -59,7 +59,7 @@ soak: setup slurm newer-slurm
 	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
-# Two to three minutes on two cores; what the limit means is in tests/conftest.py.
+# About four minutes on two cores; what the limit means is in tests/conftest.py.
 quick: setup
 	@YATT_MOST_CPU_S=600 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
 	  tests/unit tests/protocol tests/property tests/scenarios
