@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 
 import yaml
 
+from tests.forked.lots import stem
+from tests.forked.popen import ForkingPopen
 from tests.tiny_models import make_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,22 +140,32 @@ def yatt(
     *arguments: str, timeout_s: float = 180, cwd: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end."""
-    return subprocess.run(
-        command(*arguments),
-        env=environment(),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s * LOADED,
-        check=False,
-    )
+    return run_to_end(command(*arguments), env=environment(), cwd=cwd, timeout_s=timeout_s * LOADED)
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
     """Start the command."""
-    return subprocess.Popen(
+    return popen(
         command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def popen(words: list[str], *, env: dict[str, str], **how: Any) -> "subprocess.Popen[Any]":
+    """As `subprocess.Popen`; a process of yatt is forked, if the lot of the test wants it so."""
+    return ForkingPopen(words, stem(env), env=env, **how)
+
+
+def run_to_end(
+    words: list[str], *, env: dict[str, str], timeout_s: float, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """As `subprocess.run`, likewise."""
+    with popen(words, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
 
 def killed_when(run: "RunFile", holds: Callable[[], Any], what: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 import zmq
 
-from tests.runs import HANG_S
+from tests.runs import HANG_S, environment, popen
 from yatt.adapters.channel import Channel, Handler
 from yatt.adapters.curve import listening_socket
 from yatt.records import message as m
@@ -73,8 +73,8 @@ async def worker_with_server(
     socket = listening_socket(context, endpoint)
     command = [sys.executable, "-m", module, "--run", str(run), "--attempt", str(ATTEMPT), "--worker", worker]
     log = (run / f"{worker}.log").open("w")
-    process = subprocess.Popen(
-        [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=dict(os.environ)
+    process = popen(
+        [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=environment()
     )
     told: asyncio.Queue = asyncio.Queue()
     beats: list[m.Renew] = []

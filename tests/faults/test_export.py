@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.faults.test_folder_between_attempts import met
-from tests.runs import ROOT, RunFile, command, environment, rows, wait_for, yatt
+from tests.runs import ROOT, RunFile, command, environment, rows, start, wait_for, yatt
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 WEATHER = ROOT / "tests" / "soak" / "weather"
@@ -56,9 +56,7 @@ def test_a_folder_that_fails_for_a_while_is_waited_for(tmp_path: Path) -> None:
 def test_what_cannot_be_written_for_good_costs_no_training(tmp_path: Path) -> None:
     run = run_file(tmp_path)
     config = str(run.write())
-    process = subprocess.Popen(
-        command("run", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = start("run", config)
     try:
         wait_for(lambda: phases(run, 1), timeout_s=120, what="the first phase")
         (run.run_dir / "model").write_text("something of the user's")

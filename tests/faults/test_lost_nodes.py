@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, environment, kill, living, rows, start, wait_for, yatt
+from tests.runs import RunFile, environment, kill, living, popen, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import unsealed
@@ -257,9 +257,7 @@ def controllers(run: RunFile, nodes: list[int], absent: str) -> Iterator["subpro
     for node in nodes:
         argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--attempt", str(attempt)]
         argv += ["--node", str(node), "--device", "cpu", "--absent", absent]
-        yield subprocess.Popen(
-            argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+        yield popen(argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def test_an_attempt_without_two_engine_nodes_ends_bit_equal(calm: RunFile, tmp_path: Path) -> None:

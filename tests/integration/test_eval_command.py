@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.runs import HANG_S, RunFile, command, environment, kill, rows, wait_for, yatt
+from tests.runs import HANG_S, RunFile, command, environment, kill, popen, rows, wait_for, yatt
 from tests.tiny_models import make_qwen3
 from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.process import Identity
@@ -244,7 +244,7 @@ SLOW_ENGINE = ("--n", "64", "rollout.max_num_seqs=4")
 
 
 def begun(one: Evaluation, *more: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    return popen(
         command(*one.words(*more)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
@@ -342,9 +342,7 @@ def test_a_signal_before_any_engine_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "rows.py").write_text("import time\ndef map_row(row):\n    time.sleep(3600)\n")
     section = {"train_files": [str(one.data)], "map": f"{tmp_path}/rows.py"}
     like = {"data": section, "rewards": [{"name": "r", "path": one.own}]}
-    process = subprocess.Popen(
-        command(*one.words(like=like)), env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    process = popen(command(*one.words(like=like)), env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: any(one.scratch.glob("yatt-*/made")), timeout_s=60, what="rows in the making")
         process.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import BUCKET
-from tests.runs import RunFile, command, environment, yatt
+from tests.runs import RunFile, command, environment, popen, yatt
 
 PLANTED = "YATTPLANTEDSECRET"
 """moto accepts any credentials, so this is a key that works."""
@@ -46,7 +46,7 @@ def test_a_credential_in_the_environment_is_nowhere_in_a_run(tmp_path: Path, pla
     })  # fmt: skip
     file, lines = str(run.write()), b""
     with (tmp_path / "out").open("wb") as output:
-        process = subprocess.Popen(command("run", file), env=environment(), stdout=output, stderr=output)
+        process = popen(command("run", file), env=environment(), stdout=output, stderr=output)
         while process.poll() is None:
             lines += command_lines()
             time.sleep(0.5)
@@ -88,7 +88,7 @@ def test_the_webhooks_url_is_in_no_command_line(tmp_path: Path) -> None:
     family.write_text("import time\ntime.sleep(3)\nraise SystemExit('seen')\n")
     settings = {"model": {"family": str(family)}, "logging": {"webhook_url": HOOK}}
     run = RunFile(tmp_path, settings)
-    process = subprocess.Popen(
+    process = popen(
         command("run", str(run.write())), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     lines = b""

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.runs import LOADED, ROOT, RunFile, command, living, rows, wait_for
+from tests.runs import LOADED, ROOT, RunFile, command, living, rows, run_to_end, wait_for
 from tests.slurm.cluster import Cluster
 from yatt.adapters.files import temporaries, unsealed_any
 from yatt.adapters.job_note import noted_job
@@ -86,14 +86,7 @@ class SubmittedRun:
             "XDG_STATE_HOME": str(self.file.folder / "state"),
             **more,
         }
-        return subprocess.run(
-            command(*arguments),
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s * LOADED,
-            check=False,
-        )
+        return run_to_end(command(*arguments), env=env, timeout_s=timeout_s * LOADED)
 
     def submit(self) -> str:
         """`yatt submit`; gives the job's id."""
