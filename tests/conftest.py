@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.dealing import QUICK_FOLDERS, SEED, Dealing, expected_s, longest_first
+from tests.dealing import QUICK_FOLDERS, SEED, Dealing, computing_and_waiting
 from tests.durations import read_durations
 from tests.runs import HANG_S, wait_for
 from tests.seeds import Seed, tell
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick = {item.nodeid for item in items if is_quick(item)}
     kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-    items[:] = [kept[name] for name in longest_first(expected_s(kept, read_durations()))]
+    items[:] = [kept[name] for name in computing_and_waiting(kept, read_durations())]
 
 
 def children_of(pid: int) -> set[int]:

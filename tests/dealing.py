@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -38,6 +39,9 @@ LEAST_SHARE = 0.05
 """A run that has reached a smaller share of its tests proves nothing, and fails."""
 
 QUICK_FOLDERS = ("tests/unit/", "tests/protocol/", "tests/property/", "tests/scenarios/")
+
+WAITING = 0.3
+"""A unit with a smaller share of CPU in its time mostly waits, for Slurm or a limit."""
 
 SPREAD = 1.3
 """How much longer than at the general pace a test may take."""
@@ -93,6 +97,27 @@ def longest_first(expected: Mapping[str, float]) -> list[str]:
     """Sorts tests by the time of their unit: a long one that begins last would run alone at the end."""
     total_s = by_unit(expected)
     return sorted(expected, key=lambda name: -total_s[dealt_with(name)])
+
+
+def computing_and_waiting(names: Iterable[str], known: Durations) -> list[str]:
+    """Sorts tests: the longest first, but units that compute and units that mostly wait in turns, in the
+    proportion of their times. So some of the processes wait while others compute, from beginning to end."""
+    expected = expected_s(names, known)
+    total_s = by_unit(expected)
+    cpu_s = dict.fromkeys(total_s, 0.0)
+    for name in expected:
+        module, _, test = name.partition("::")
+        cpu_s[dealt_with(name)] += known.get(module, {}).get(test, (expected[name], 0.0))[0]
+    kinds: tuple[list[str], list[str]] = ([], [])
+    for name in longest_first(expected):
+        kinds[cpu_s[unit := dealt_with(name)] < WAITING * total_s[unit]].append(name)
+    begins: list[tuple[float, str]] = []
+    for each in kinds:
+        whole_s, before_s = sum(expected[name] for name in each), 0.0
+        for name in each:
+            begins.append((before_s / whole_s, name))
+            before_s += expected[name]
+    return [name for _, name in sorted(begins, key=itemgetter(0))]
 
 
 def most_worth_first(units: Mapping[str, float], seed: str) -> list[str]:

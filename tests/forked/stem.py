@@ -211,6 +211,7 @@ def _own_stem(fixed: Mapping[str, str]) -> socket.socket | None:
     """Forks this process's own stem. Returns in it, with its socket; None in this process, in which children
     are forked from now on."""
     from yatt.adapters import orphans, process
+    from yatt.adapters.shown_words import show_words
 
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -219,6 +220,7 @@ def _own_stem(fixed: Mapping[str, str]) -> socket.socket | None:
         for number in NOT_FOR_US:
             signal.signal(number, signal.SIG_IGN)
         _die_with_parent()
+        show_words([sys.executable, "-m", "tests.forked.stem"], {})  # it is none of the run's processes
         with open(os.devnull, "r+b") as null:  # it holds no pipe open whose end somebody waits for
             for number in (0, 1, 2):
                 os.dup2(null.fileno(), number)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.forked.lots import the_stem
 from tests.forked.popen import ForkingPopen, Stem
-from tests.runs import ROOT, RunFile, command, environment, living, rows
+from tests.runs import ROOT, RunFile, command, environment, living, rows, wait_for
 from yatt.obs.metrics import results
 
 pytestmark = pytest.mark.slow
@@ -126,8 +127,11 @@ def test_a_run_of_forked_processes_has_the_results_of_a_started_one(stem: Stem, 
             command("run", str(run.write())), each, env=environment(), cwd=ROOT, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        wait_for(partial(rows, run.run_dir / "metrics.jsonl"), what="an iteration")
+        controllers = [module for module in living(run.run_dir).values() if module == "yatt.control"]
         output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output
+        assert len(controllers) == 2, "their stems are none of the run's processes"
         assert not living(run.run_dir)
         found.append(list(map(results, rows(run.run_dir / "metrics.jsonl"))))
     assert found[0] == found[1] and len(found[0]) == 4

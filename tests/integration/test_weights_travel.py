@@ -263,7 +263,11 @@ def test_a_source_that_changes_its_weights_meanwhile_is_found_out(tmp_path: Path
     asyncio.run(scene())
 
 
-def test_a_lost_or_unknown_source_fails_the_fetch_at_once(tmp_path: Path) -> None:
+def test_a_lost_or_unknown_source_fails_the_fetch_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_segments, "MEET_S", 0.1)  # nobody comes
+
     async def scene() -> None:
         async with connected(tmp_path) as cluster:
             taker = cluster.members[1]
