@@ -70,7 +70,7 @@ class Bench:
                  "verdict": {"pattern": "([0-9])"}}  # fmt: skip
         paths = make_run(
             tmp_path, lease={**timing, **lease}, genrms=[judge] if wide else [],
-            launch={"scratch_dir": short_folder(), "gpus_per_node": num_gpus},
+            launch={"scratch_dir": short_folder(), "gpus_per_node": num_gpus, "nurseries": False},
         )  # fmt: skip
         config = load_resolved(paths.config)
         self.orders, self.lines, self.quarantined, self.taken_back = orders, [], [], []
