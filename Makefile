@@ -56,7 +56,7 @@ soak: setup slurm newer-slurm
 	@YATT_SOAK_ITERATIONS=900 YATT_SOAK_STORMS=2 YATT_LEARNING=1 YATT_SLAB_ITERATIONS=10000 $(BIN)/python -m pytest tests/soak
 	@YATT_FORMS=all $(BIN)/python -m pytest tests/slurm/test_forms.py
 	@YATT_STORM_SCHEDULES=10 YATT_STORM_EVENTS=12 $(BIN)/python -m pytest -s tests/slurm/test_storm.py
-	@for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n 2 --dist loadscope \
+	@for round in $$(seq $(ROUNDS)); do YATT_STARTED=1 $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
 # About four minutes on two cores; what the limit means is in tests/conftest.py.

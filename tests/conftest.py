@@ -19,6 +19,7 @@ import pytest
 
 from tests.dealing import QUICK_FOLDERS, SEED, Dealing, computing_and_waiting
 from tests.durations import read_durations
+from tests.forked import lots
 from tests.runs import HANG_S, wait_for
 from tests.seeds import Seed, tell
 from yatt.engine.environment import choose_device, prepare
@@ -30,6 +31,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 # of a GPU, which are run by themselves, have its settings.
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
+lots.remember_environment()
 AGAIN_S = 15.0
 DEALING = pytest.StashKey[Dealing]()
 
@@ -126,15 +128,34 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--until") is not None and not is_dealt:
         raise pytest.UsageError("--until needs -n: only what deals tests to processes leaves some out")
     os.environ.setdefault(SEED, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
+    if config.getoption("--measure"):
+        os.environ.setdefault(lots.STARTED, "0")
     os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/yatt-tests-state-{os.getuid()}"  # `yatt list`
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    until = config.getoption("--until")
-    if until is None:
-        return ""
-    end = time.strftime("%H:%M:%S", time.localtime(until))
-    return f"tests that would not end by {end} are left out, with lots drawn by {SEED}={os.environ[SEED]}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    until, told = config.getoption("--until"), [f"lots are drawn by {SEED}={os.environ[SEED]}"]
+    if until is not None:
+        end = time.strftime("%H:%M:%S", time.localtime(until))
+        told.append(f"tests that would not end by {end} are left out, by lots")
+    return told
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """No test pays for the stem if their durations are measured."""
+    if session.config.getoption("--measure") and not session.config.getoption("numprocesses", None):
+        lots.the_stem()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Says of a failed test what its processes were."""
+    report: Any = yield
+    if report.failed:
+        kind = "started" if lots.is_started(item.nodeid) else "forked"
+        told = f"{kind} ({lots.STARTED}, {SEED}={os.environ[SEED]}: see adr/0075)"
+        report.sections.append(("how processes of yatt began", told))
+    return report
 
 
 def is_quick(item: pytest.Item) -> bool:

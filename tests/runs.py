@@ -151,7 +151,7 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def popen(words: list[str], *, env: dict[str, str], **how: Any) -> "subprocess.Popen[Any]":
-    """As `subprocess.Popen`; a process of yatt is forked, if the lot of the test wants it so."""
+    """As `subprocess.Popen`; a process of yatt is forked, if the test's lot says so."""
     return ForkingPopen(words, stem(env), env=env, **how)
 
 

@@ -1,4 +1,4 @@
-"""Whether the processes of the running test are forked, and this process's stem."""
+"""Whether the processes of a test are forked, and the stem of this process of pytest."""
 
 import atexit
 import hashlib
@@ -17,44 +17,50 @@ STARTED = "YATT_STARTED"
 """Environment variable: one of so many tests has started processes; 1: all have, 0: none has."""
 
 START_S = 360.0
-USUAL = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "ignore"}
-"""What the usual environment of a test's processes has beside this process's."""
-
 ABOUT_STARTS = ("test_nurseries.py", "test_nursery.py")
 """Modules whose subject is how processes start."""
+
+ROOT = Path(__file__).parents[2]
+_usual: dict[str, str] = {}
+
+
+def remember_environment() -> None:
+    """Notes the environment of this process before any test has changed it: the stem gets that."""
+    _usual.update({**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
+
+
+def is_started(test: str) -> bool:
+    """Whether the processes of a test are started."""
+    one_of = int(os.environ.get(STARTED, "10"))
+    drawn = hashlib.sha256(f"{os.environ.get('YATT_DRAW')} {test}".encode()).digest()
+    is_drawn = one_of > 0 and not int.from_bytes(drawn[:4], "big") % one_of
+    return is_drawn or test.partition("::")[0].endswith(ABOUT_STARTS)
 
 
 def stem(env: Mapping[str, str]) -> Stem | None:
     """Returns the stem for a process with these variables; None if it is to be started."""
-    one_of = int(os.environ.get(STARTED, "10"))
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if test.partition("::")[0].endswith(ABOUT_STARTS):
-        return None
-    drawn = hashlib.sha256(f"{os.environ.get('YATT_DRAW')} {test}".encode()).digest()
-    is_started = one_of and not int.from_bytes(drawn[:4], "big") % one_of
-    if is_started or fixed_in(env) != fixed_in({**os.environ, **USUAL}):
-        return None
-    return the_stem()
+    return None if is_started(test) or fixed_in(env) != fixed_in(_usual) else the_stem()
 
 
 @cache
 def the_stem() -> Stem:
-    """The only one: what a test changes that is read at a start, `Stem.can` notices."""
-    fixed = fixed_in({**os.environ, **USUAL})
+    """Returns the stem, which it starts at first."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    others = {name: value for name, value in os.environ.items() if name not in fixed_in(os.environ)}
-    env = {**others, **fixed, "MALLOC_ARENA_MAX": "1"}
     with tempfile.TemporaryFile("w+") as log:
         with its:
-            argv = [sys.executable, "-P", "-m", "tests.forked.stem", str(its.fileno())]
-            process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, pass_fds=[its.fileno()])
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tests.forked.stem", str(its.fileno())],
+                env={**_usual, "MALLOC_ARENA_MAX": "1"}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, pass_fds=[its.fileno()],
+            )  # fmt: skip
         atexit.register(_end, process)
         ours.settimeout(START_S)
         if ours.recv(100) != READY:
             log.seek(0)
             raise AssertionError(f"no stem: {log.read()}")
     ours.setblocking(False)
-    return Stem(ours, fixed)
+    return Stem(ours, fixed_in(_usual))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

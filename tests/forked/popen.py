@@ -15,6 +15,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ MOST_BYTES, MOST_DESCRIPTORS = 4096, 64
 
 READ_AT_START = (
     "PYTHON", "LANG", "LC_", "LD_", "TZ", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "TORCH_COMPILE", "TORCHDYNAMO",
-    "VLLM_LOGGING",
+    "VLLM_LOGGING", "TMPDIR", "HF_HOME", "HF_HUB_",
 )  # fmt: skip
 """How the names of variables begin that an interpreter or a library reads once."""
 
@@ -74,6 +75,10 @@ def module_of(words: Sequence[Any]) -> str:
     return str(words[begin + 1]) if is_python else ""
 
 
+class NotForked(Exception):
+    """The stem has ended, or cannot fork."""
+
+
 class Stem:
     """A stem of this process.
 
@@ -84,19 +89,26 @@ class Stem:
 
     def __init__(self, link: socket.socket, fixed: Mapping[str, str]) -> None:
         self._link, self._fixed = link, dict(fixed)
-        self._children: list[subprocess.Popen[Any]] = []
+        self._lock = threading.Lock()
+        self._children: list[tuple[subprocess.Popen[Any], bool]] = []
 
     def can(self, words: Sequence[Any], env: Mapping[str, str]) -> bool:
         """Whether a forked process would be like this one started."""
         return module_of(words).startswith(FORKED) and fixed_in(env) == self._fixed
 
-    def pids(self) -> set[int]:
-        """Of the children that it has forked and that are not reaped."""
-        self._children = [each for each in self._children if each.returncode is None]
-        return {each.pid for each in self._children}
+    def pids_of_threads(self) -> set[int]:
+        """Children that are not reaped and that other threads than the main one have asked for: a started one
+        would be a child of its thread."""
+        with self._lock:
+            self._children = [each for each in self._children if each[0].returncode is None]
+            return {process.pid for process, is_main in self._children if not is_main}
 
-    def fork(self, process: "subprocess.Popen[Any]", order: Order, descriptors: Sequence[int]) -> bool:
-        """Forks, and tells `process` its pid; returns False if there is and will be no process."""
+    def fork(self, process: "subprocess.Popen[Any]", order: Order, descriptors: Sequence[int]) -> None:
+        """Forks, and tells `process` its pid.
+
+        Raises:
+            NotForked: there is and will be no process.
+        """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = os.memfd_create("yatt-fork")
         with ours:
@@ -106,18 +118,18 @@ class Stem:
                     os.pwrite(memory, msgspec.msgpack.encode(order), 0)
                     socket.send_fds(self._link, [b"f"], [memory, its.fileno(), *descriptors])
                 pid = ours.recv(MOST_BYTES)
-            except OSError:
-                return False
+            except OSError as error:
+                raise NotForked(str(error)) from error
             finally:
                 os.close(memory)
             if not pid:
-                return False
+                raise NotForked("the stem cannot fork")
             process.pid = int(pid)
             process._child_created = True  # type: ignore[attr-defined]
-            self._children = [*(each for each in self._children if each.returncode is None), process]
+            with self._lock:
+                self._children.append((process, threading.current_thread() is threading.main_thread()))
             ours.send(GO)
             ours.recv(MOST_BYTES)  # or its end, which is its parent's business
-            return True
 
 
 class ForkingPopen(subprocess.Popen[Any]):
@@ -125,6 +137,9 @@ class ForkingPopen(subprocess.Popen[Any]):
 
     Args:
         dies_with_us: it is killed when this process ends. Only if it is forked.
+
+    Raises:
+        NotForked: it could be forked, but the stem has not done so.
     """
 
     def __init__(self, words: Sequence[Any], stem: Stem | None, *, dies_with_us: bool = False, **how: Any):
@@ -150,9 +165,10 @@ class ForkingPopen(subprocess.Popen[Any]):
             )  # fmt: skip
             given = (p2cread, c2pwrite, errwrite)
             standard = [number if each < 0 else each for number, each in enumerate(given)]
-            if self._stem.fork(self, order, [*standard, *pass_fds]):
-                self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
-                return
+            self._stem.fork(self, order, [*standard, *pass_fds])
+            ends = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+            self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+            return
         super()._execute_child(  # type: ignore[misc]
             args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,

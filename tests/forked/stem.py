@@ -29,6 +29,7 @@ from tests.forked.popen import (
     MOST_DESCRIPTORS,
     READY,
     ForkingPopen,
+    NotForked,
     Order,
     Stem,
     fixed_in,
@@ -45,6 +46,7 @@ LIBRARIES = (
     "yatt.reward.trial", "yatt.obs.trackers.follow", "yatt.adapters.nursery", "transformers",
     "vllm.v1.engine.llm_engine", "yatt.engine.vllm", "yatt.engine.scripted", "yatt.engine.transformers",
 )  # fmt: skip
+PR_SET_PDEATHSIG = 1
 HIGH = 600
 """Descriptors are moved out of the way to numbers from this one on."""
 
@@ -54,7 +56,6 @@ def main() -> None:
     here as its program."""
     for number in NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
     fixed = fixed_in(os.environ)
     _import_everything()
     gc.collect()
@@ -64,18 +65,20 @@ def main() -> None:
     assert len(threads) == 1, f"what was imported has started threads: {threads}"
     link.send(READY)
     while True:
-        order, descriptors, answer = _served(link)
+        order, descriptors = _served(link)
         link.close()
-        module = _become(order, descriptors)
-        answer.send(BEGUN)
-        answer.close()
-        if module not in OWNERS or (own := _own_stem(fixed)) is None:
+        module = module_of(list(map(os.fsdecode, order.words)))
+        if module not in OWNERS or (own := _own_stem(fixed, descriptors)) is None:
             break
         link = own
-    sys.modules.pop(module, None)
-    package = f"{module}.__main__"
-    sys.modules.pop(package, None)
+    _become(order, descriptors)
+    for name in (module, f"{module}.__main__"):
+        sys.modules.pop(name, None)
     _end(_exit_code(partial(runpy.run_module, module, run_name="__main__", alter_sys=True)))
+
+
+INTERRUPTED, UNWRITTEN = -1, 120
+"""Ended by SIGINT; the exit code of an interpreter that cannot flush its output."""
 
 
 def _exit_code(program: Callable[[], object]) -> int:
@@ -84,16 +87,12 @@ def _exit_code(program: Callable[[], object]) -> int:
         program()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+            return (end.code or 0) & 0xFF
         sys.stderr.write(f"{end.code}\n")
         return 1
-    except KeyboardInterrupt:
+    except BaseException as error:  # noqa: BLE001 - as an interpreter does
         sys.excepthook(*sys.exc_info())
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # noqa: BLE001 - as an interpreter does
-        sys.excepthook(*sys.exc_info())
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -102,9 +101,14 @@ def _end(code: int) -> NoReturn:
     threading._shutdown()  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        try:
             stream.flush()
-    os._exit(code & 0xFF)
+        except (OSError, ValueError):  # ValueError: the program has closed it
+            code = code if stream.closed else UNWRITTEN
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
 
 
 def _import_everything() -> None:
@@ -119,12 +123,9 @@ def _import_everything() -> None:
         importlib.import_module(name)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _served(link: socket.socket) -> tuple[Order, list[int], socket.socket]:
-    """Forks for each order; returns in the forked process, once it may begin."""
+def _served(link: socket.socket) -> tuple[Order, list[int]]:
+    """Forks for each order; returns in the forked process, once it may begin: its order, and the descriptors
+    of the answer and of what it inherits."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, MOST_DESCRIPTORS)
         if not data:
@@ -137,22 +138,22 @@ def _served(link: socket.socket) -> tuple[Order, list[int], socket.socket]:
                     os._exit(0)
                 order = msgspec.msgpack.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=Order)
                 os.close(memory)
-                return order, rest, answer
+                return order, [answer.detach(), *rest]
             answer.send(f"{pid}".encode())
         answer.close()
         for each in (memory, *rest):
             os.close(each)
 
 
-def _become(order: Order, descriptors: Sequence[int]) -> str:
-    """Makes this process what a started one would be; returns its module."""
+def _become(order: Order, descriptors: Sequence[int]) -> None:
+    """Makes this process what a started one would be, and answers that it is."""
     from yatt.adapters import bound
     from yatt.adapters.nursery import _seed_anew
     from yatt.adapters.shown_words import show_words
 
     if order.is_session:
         os.setsid()
-    _place_descriptors(descriptors, order.targets)
+    answer = _place_descriptors(descriptors, order.targets)
     for number in NOT_FOR_US:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -163,7 +164,6 @@ def _become(order: Order, descriptors: Sequence[int]) -> str:
     os.chdir(order.folder)
     words = list(map(os.fsdecode, order.words))
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in order.variables.items()}
-    ctypes.CDLL(None).prctl(1, 0)
     if order.owner:
         bound.die_with_parent(order.owner)
     if bound.MARK in env:
@@ -181,16 +181,20 @@ def _become(order: Order, descriptors: Sequence[int]) -> str:
         sys.path.insert(0, os.getcwd())
     _seed_anew()
     gc.enable()
-    return module_of(words)
+    answer.send(BEGUN)
+    answer.close()
 
 
-def _place_descriptors(descriptors: Sequence[int], targets: Sequence[int]) -> None:
+def _place_descriptors(descriptors: Sequence[int], targets: Sequence[int]) -> socket.socket:
+    """Gives what is inherited its numbers; returns the socket of the answer, which is out of their way."""
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, HIGH) for each in descriptors]
     for each in descriptors:
         os.close(each)
-    for each, target in zip(moved, targets, strict=True):
+    answer, *inherited = moved
+    for each, target in zip(inherited, targets, strict=True):
         os.dup2(each, target)
         os.close(each)
+    return socket.socket(fileno=answer)
 
 
 def _open_streams(*, is_unbuffered: bool) -> None:
@@ -200,51 +204,61 @@ def _open_streams(*, is_unbuffered: bool) -> None:
         raw: Any = open(number, mode, 0 if is_unbuffered and number else -1, closefd=False)  # noqa: SIM115
         stream = io.TextIOWrapper(
             raw, encoding=old.encoding, errors=old.errors,
-            line_buffering=number == 2 or raw.isatty(), write_through=is_unbuffered and number > 0,
+            line_buffering=not is_unbuffered and (number == 2 or raw.isatty()), write_through=is_unbuffered,
         )  # fmt: skip
         stream.mode = mode[0]  # type: ignore[misc, attr-defined]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _own_stem(fixed: Mapping[str, str]) -> socket.socket | None:
-    """Forks this process's own stem. Returns in it, with its socket; None in this process, in which children
-    are forked from now on."""
-    from yatt.adapters import orphans, process
-    from yatt.adapters.shown_words import show_words
+def _own_stem(fixed: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket | None:
+    """Forks this process's own stem, before anybody could take that for the process itself. Returns in it,
+    with its socket; None in this process, in which children are forked from now on.
 
+    Args:
+        descriptors: of this process; its stem holds none of them open.
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
-        for number in NOT_FOR_US:
-            signal.signal(number, signal.SIG_IGN)
-        _die_with_parent()
-        show_words([sys.executable, "-m", "tests.forked.stem"], {})  # it is none of the run's processes
-        with open(os.devnull, "r+b") as null:  # it holds no pipe open whose end somebody waits for
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for each in descriptors:
+            os.close(each)
+        with open(os.devnull, "r+b") as null:
             for number in (0, 1, 2):
                 os.dup2(null.fileno(), number)
         return its
     its.close()
-    stem, children = Stem(ours, fixed), orphans._children
+    _fork_children(Stem(ours, fixed), pid)
+    return None
+
+
+def _fork_children(stem: Stem, pid: int) -> None:
+    """Replaces where yatt starts processes, in this process's memory; and how it looks for orphans: its stem
+    is none, nor is what other threads have started."""
+    from yatt.adapters import orphans, process
+
+    started, children = process.spawn_to, orphans._children
 
     def spawn_to(
         argv: list[str], *, env: Mapping[str, str], output: int, dies_with_us: bool = True,
         pass_fds: Sequence[int] = (),
     ) -> "subprocess.Popen[bytes]":  # fmt: skip
-        if not stem.can(argv, env):
-            return started(argv, env=env, output=output, dies_with_us=dies_with_us, pass_fds=pass_fds)
-        return ForkingPopen(
-            argv, stem, dies_with_us=dies_with_us, env=dict(env), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True, pass_fds=pass_fds,
-        )  # fmt: skip
+        if stem.can(argv, env):
+            with suppress(NotForked):
+                return ForkingPopen(
+                    argv, stem, dies_with_us=dies_with_us, env=dict(env), stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=output, start_new_session=True, pass_fds=pass_fds,
+                )  # fmt: skip
+        return started(argv, env=env, output=output, dies_with_us=dies_with_us, pass_fds=pass_fds)
 
-    started = process.spawn_to
+    def children_of(task: str = "*") -> set[int]:
+        return children(task) - {pid} - (set() if task == "*" else stem.pids_of_threads())
+
     for name, module in list(sys.modules.items()):
         if name.startswith("yatt.") and vars(module).get("spawn_to") is started:
             vars(module)["spawn_to"] = spawn_to
-    orphans._children = lambda task="*": children(task) - {pid} - stem.pids()
-    return None
+    orphans._children = children_of
 
 
 if __name__ == "__main__":

@@ -1,13 +1,21 @@
 """A worker that says what it is, then does what its last argument says: exit, sleep or fail."""
 
+import ctypes
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+
+
+def parent_death_signal() -> int:
+    number = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+    return number.value
 
 
 def main() -> None:
@@ -25,6 +33,12 @@ def main() -> None:
         "parent": os.getppid(),
         "state": {name: status[name].strip() for name in names},
         "nice": int(fields[16]),
+        "limits": [resource.getrlimit(each) for each in range(16)],
+        "parent_death": parent_death_signal(),
+        "streams": [
+            (each.encoding, each.errors, each.line_buffering, each.write_through, each.fileno())
+            for each in (sys.stdin, sys.stdout, sys.stderr)
+        ],
         "descriptors": descriptors,
         "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0"),
         "environ": sorted(Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")),
