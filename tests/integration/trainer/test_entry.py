@@ -150,9 +150,14 @@ config = dataclasses.replace(make_config("", {}), run=RunSection(dir="", determi
 from yatt.trainer.device import prepare_process
 prepare_process(config, 0)
 import torch, yatt.trainer.worker
-optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
-optimizer.load_state_dict(optimizer.state_dict())
-optimizer.zero_grad()
+for kind in (torch.optim.AdamW, torch.optim.SGD):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter], lr=0.5)
+    optimizer.load_state_dict(optimizer.state_dict())
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert parameter.requires_grad and parameter.grad_fn is None and parameter.max() < 1
+    optimizer.zero_grad()
 print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
