@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.integration.trainer.program import VOCAB
-from tests.nursery.worlds import ForkedRank, fork_rank
+from tests.nursery.worlds import fork_rank
 from tests.runs import ROOT
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -97,29 +96,18 @@ def child_environment() -> dict[str, str]:
 
 
 def run_world(
-    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S, program: Path = PROGRAM,
-    *, is_forked: bool = True,
-) -> dict[str, Job]:  # fmt: skip
-    """Run jobs in `world_size` processes; every process started is waited for.
-
-    Args:
-        is_forked: from one that has imported megatron-core; not where the subject is a process's memory.
-    """
+    folder: Path, world_size: int, jobs: list[dict], timeout_s: float = TIMEOUT_S, program: Path = PROGRAM
+) -> dict[str, Job]:
+    """Run jobs in `world_size` processes; every process started is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     environment = child_environment()
     logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
     module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
-
-    def started(rank: int) -> "ForkedRank | subprocess.Popen[bytes]":
-        words, output = [str(folder), str(rank), str(world_size)], logs[rank].fileno()
-        if is_forked:
-            return fork_rank(module, words, environment, output)
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words], env=environment, stdout=output, stderr=output
-        )
-
-    processes = [started(rank) for rank in range(world_size)]
+    words = [[str(folder), str(rank), str(world_size)] for rank in range(world_size)]
+    processes = [
+        fork_rank(module, each, environment, log.fileno()) for each, log in zip(words, logs, strict=True)
+    ]
     try:
         codes = [process.wait(timeout_s) for process in processes]
     finally:

@@ -94,7 +94,7 @@ def counted(tmp_path_factory) -> dict[tuple[int, int], Counted]:
             {"name": str(at), "model": str(root / m), "layout": BF16 | layout, "micro_batches": micro}
             for at, (m, layout, micro) in enumerate(jobs)
         ]  # fmt: skip
-        done = run_world(root / f"world-{world}", world, listed, program=PROGRAM, is_forked=False)
+        done = run_world(root / f"world-{world}", world, listed, program=PROGRAM)
         found |= {
             (world, at): Counted(plan_of(job, world), done[job["name"]].notes)
             for at, job in enumerate(listed)

@@ -60,7 +60,7 @@ def done(request, tmp_path_factory):
     for kind in MODULES:
         model = make_model(folder / kind, kind, num_hidden_layers=NUM_LAYERS, **TINY[kind])
         jobs += jobs_of(f"{kind}-", model, layout, dict(settings_of(kind, request.param)))
-    return run_world(folder / "jobs", request.param, jobs, is_forked=False)
+    return run_world(folder / "jobs", request.param, jobs)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -76,4 +76,4 @@ def test_attention_computed_again_keeps_no_gathered_keys(tmp_path):
     model = make_model(tmp_path / "model", DENSE, num_hidden_layers=NUM_LAYERS, **TINY[DENSE])
     settings = {"attention": {"recompute": "selective", "recompute_modules": ["core_attn"]}}
     jobs = jobs_of("", model, {CP: 2}, settings)
-    assert_same_with_less(run_world(tmp_path / "world", 2, jobs, is_forked=False))
+    assert_same_with_less(run_world(tmp_path / "world", 2, jobs))

@@ -77,7 +77,7 @@ class Matrix:
         jobs = [self._job(world_size, save[1], save[2], save, is_saving=True) for save in saves]
         jobs += [self._job(world_size, layout, save[2], save, is_saving=False) for save, layout in reads]
         folder = self.folder / f"world-{world_size}-{len(self.saved)}-{len(self.read)}"
-        done = run_world(folder, world_size, jobs, timeout_s=900.0, is_forked=False)
+        done = run_world(folder, world_size, jobs, timeout_s=900.0)
         self.saved |= {save: done[name_of(save)] for save in saves}
         self.read += [(save, layout, done[f"{name_of(save)}-in-{layout}"]) for save, layout in reads]
 
