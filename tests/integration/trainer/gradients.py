@@ -1,5 +1,6 @@
 """Gradients and optimizer state, whole and under Hugging Face's names, whatever the layout."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,35 @@ from yatt.trainer.model import Policy
 from yatt.weights.convert import export_weights
 
 
-def write_first_gradient(policy: Policy, train: Callable[[], object], target: Path) -> None:
-    """Call `train` and write to `target` what its first optimizer step sees, before clipping. Collective."""
+class _Seen(Exception):
+    """The first gradient is there, and nothing else is wanted of the iteration."""
+
+
+def write_first_gradient(
+    policy: Policy, train: Callable[[], Any], target: Path, *, goes_on: bool = True
+) -> Any:
+    """Call `train`, return its result and write to `target` what its first optimizer step sees, before
+    clipping. Collective.
+
+    Args:
+        goes_on: else the iteration ends before that step, without a result; the policy is of no use then.
+    """
     step, seen = policy.optimizer.step, []
 
     def recording_step() -> Any:
         if not seen:
             seen.append(whole_gradient(policy))
+        if not goes_on:
+            raise _Seen
         return step()
 
-    policy.optimizer.step = recording_step
-    train()
+    policy.optimizer.step, answer = recording_step, None
+    with contextlib.suppress(_Seen):
+        answer = train()
     policy.optimizer.step = step
     if dist.get_rank() == 0:
         save_file(seen[0], target)
+    return answer
 
 
 def write_state(policy: Policy, target: Path) -> None:

@@ -10,6 +10,7 @@ import functools
 import gc
 import itertools
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from yatt.adapters.collector import collect_rarely
 from yatt.adapters.host_segment import STATE, Stamp
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import Manifest
@@ -45,6 +47,8 @@ from yatt.weights.published import PublishedWeights
 
 NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
+
+PROBE_LENGTHS = (7, 2, 12)
 
 NOT_OF_TRAINER = ("dtype", "bucket_size")
 
@@ -129,13 +133,13 @@ def samples(iteration: int, masked: tuple[int, ...] = (), *, has_observations: b
 
 
 def plans(dp_size: int, num_steps: int = 2):
-    """Mini-batches dealt round robin, in two micro-batches, the last one short, and an empty one."""
+    """Mini-batches dealt round robin, in two micro-batches, the last one short; one has an empty one too."""
     out, micro_size = [], 5 if dp_size == 1 else 3
     size = NUM_SAMPLES // num_steps
     for first in range(0, NUM_SAMPLES, size):
         numbers = list(range(first, first + size))
         hands = [numbers[rank::dp_size] for rank in range(dp_size)]
-        count = -(-max(map(len, hands)) // micro_size) + 1
+        count = -(-max(map(len, hands)) // micro_size) + (first == 0)
         out.append(
             m.MiniBatchPlan(
                 tuple(
@@ -180,7 +184,7 @@ def with_transfers(worker, order: m.Train) -> m.Train:
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from tests.integration.trainer import varlen_kernel
-    from yatt.trainer import cpu_matmul, grouped_experts, logprobs, model
+    from yatt.trainer import cpu_matmul, grouped_experts, logprobs, model, probe
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
@@ -189,6 +193,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family, **settings)
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
+    probe.ROUNDINGS = 1  # each takes as many passes as the probe itself
     grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
     grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
     varlen_kernel.use(is_used=job.get("varlen", False), is_there=rank not in job.get("without_kernel", ()))
@@ -203,7 +208,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     (place := folder / job["name"]).mkdir(exist_ok=True)
     stem = place / f"host-{rank:05d}"
     worker.handle(m.Build(stem=str(stem), attempt=1))
-    notes: dict = {"metrics": [], "probe_of": {}, "left_bytes": [], "ticks_of": {"build": len(ticks)}}
+    notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     if "restore" in job:
         before = len(ticks)
         restore(worker, job, notes)
@@ -272,10 +277,12 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
             order = with_transfers(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
-    def gradient() -> None:
+    def gradient(*, goes_on: bool = True) -> None:
         order = train_order(1, num_steps, has_observations=at.has_observations)
         target = at.folder / f"{argument}.safetensors"
-        write_first_gradient(worker._policy, functools.partial(worker.handle, order), target)
+        work = functools.partial(worker.handle, order)
+        if answer := write_first_gradient(worker._policy, work, target, goes_on=goes_on):
+            notes["metrics"].append(answer.metrics)
 
     def state() -> None:
         with worker._ready.host.present(STATE):
@@ -288,7 +295,9 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "measured": lambda: notes.update(device_bytes=device_bytes(worker, train)),
         "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),
         "gradient": gradient,
-        "publish": lambda: notes["probe_of"].update({argument: publish(worker, at.folder / argument)}),
+        "only_gradient": lambda: gradient(goes_on=False),
+        "probe": lambda: notes.update(probe=publish(worker, at.folder / argument, PROBE_LENGTHS)),
+        "publish": lambda: publish(worker, at.folder / argument),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
         "moved": lambda: with_moved_routers(gradient),
         "state": state,
@@ -339,10 +348,10 @@ def join_groups(config: RunConfig, *, keeps_groups: bool) -> None:
         join_model_parallel(config.trainer, config.run.seed)
 
 
-def publish(worker, folder: Path) -> list:
-    """Publish the weights; gives the log-probs of the probe."""
+def publish(worker, folder: Path, lengths: tuple[int, ...] = ()) -> dict:
+    """Publish the weights; gives the log-probs of a probe of sequences of these lengths, and its rounding."""
     generator = torch.Generator().manual_seed(5)
-    ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (7, 2, 12)]
+    ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]
     probe = tuple(m.pack_ids(row) for row in ids)
     version = worker._ready.host.version
     answer = worker.handle(m.Publish(policy_version=version, probe=probe))
@@ -351,7 +360,8 @@ def publish(worker, folder: Path) -> list:
     if dist.get_rank() == 0:
         keep_published(folder, Stamp(1, version), len(every), added(every))
     dist.barrier()
-    return [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+    logprobs = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
+    return {"logprobs": logprobs, "rounding": answer.rounding}
 
 
 def keep_published(folder: Path, stamp: Stamp, world_size: int, sums: dict[str, int]) -> None:
@@ -424,6 +434,7 @@ def layout_of(job: dict) -> str:
 def main() -> None:
     folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    collect_rarely()
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     jobs = json.loads((folder / "jobs.json").read_text())
@@ -438,3 +449,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # the end of all imported modules would take longer than that of this rank's work

@@ -58,7 +58,7 @@ def alone(shallow, tmp_path_factory):
     ]
     jobs += [
         {"name": f"{name}-learn", "model": qwen3, "algorithm": CASES[name], "actions": LEARN}
-        for name in ("reject-token", "reject-sequence")
+        for name in ("reject-token",)
     ]
     store = str(folder / "adaptive-store")
     common = {"model": qwen3, "algorithm": ADAPTIVE, "store": store}

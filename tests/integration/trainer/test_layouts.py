@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.integration.trainer.conftest import run_world
+from tests.integration.trainer.program import PROBE_LENGTHS, VOCAB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
@@ -17,13 +18,13 @@ TWO = {
 }
 SAVED = ("tp2", "pp2", "dp2")
 LEARN = [["publish", "start"], ["train", 1], ["publish", "after1"], ["train", 2], ["publish", "final"]]
-GRADIENT = [["gradient", "first"]]
+GRADIENT = [["only_gradient", "first"]]
 GO_ON = [["publish", "after1"], ["train", 2], ["publish", "final"]]
 
 
 def saving(folder, name):
-    """A job's part: learn, and save after the first iteration."""
-    actions = [LEARN[0], ["train", 1], ["save", 1], *LEARN[2:]]
+    """A job's part: learn, take the first gradient down, and save after the first iteration."""
+    actions = [["probe", "start"], ["gradient", "first"], ["save", 1], *LEARN[2:]]
     return {"actions": actions, "store": str(folder / f"checkpoints-{name}")}
 
 
@@ -42,7 +43,6 @@ def alone(models, tmp_path_factory):
     jobs = [
         {"name": "napping", "model": qwen3, "actions": nap},
         {"name": "one", "model": qwen3, **saving(folder, "one")},
-        {"name": "gradient", "model": qwen3, "actions": GRADIENT},
         {"name": "resumed", "model": qwen3, **resuming(folder, "one")},
         {"name": "recompute", "model": qwen3, "layout": {"recompute": "full"}, "actions": LEARN},
         {"name": "onednn", "model": qwen3, "min_rows": 4, "actions": LEARN},
@@ -77,10 +77,6 @@ def pair(models, alone, tmp_path_factory):
         {"name": name, "model": qwen3, "layout": layout, **saving(folder, name)}
         for name, layout in TWO.items()
     ]
-    jobs += [
-        {"name": f"{name}-gradient", "model": qwen3, "layout": layout, "actions": GRADIENT}
-        for name, layout in TWO.items()
-    ]
     for name in SAVED:
         common = {"model": qwen3, "layout": TWO[name]}
         jobs.append({"name": f"{name}-resumed", **resuming(folder, name), **common})
@@ -105,20 +101,24 @@ def alone_again(models, pair, tmp_path_factory):
     return run_world(folder, 1, jobs)
 
 
-def hf_logprobs(folder, jobs_probe):
+def hf_logprobs(folder):
+    """Of the probe's tokens but the first of each sequence."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
     generator = torch.Generator().manual_seed(5)
     rows = []
-    for length in (7, 2, 12):
-        ids = torch.randint(0, 62, (length,), generator=generator)
+    for length in PROBE_LENGTHS:
+        ids = torch.randint(0, VOCAB, (length,), generator=generator)
         with torch.no_grad():
             logprobs = model(ids[None]).logits.float().log_softmax(-1)[0, :-1]
         rows.append(logprobs.gather(1, ids[1:, None]).squeeze(1))
-    return max(
-        (row - torch.tensor(got)).abs().max().item() for row, got in zip(rows, jobs_probe, strict=True)
-    )
+    return rows
+
+
+def farthest(got, expected):
+    """The largest difference of log-probs."""
+    return max((row - torch.tensor(mine)).abs().max().item() for mine, row in zip(got, expected, strict=True))
 
 
 def largest_difference(left, right):
@@ -131,11 +131,19 @@ def assert_bit_equal(left, right):
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
+@pytest.fixture(scope="module")
+def known_logprobs(models):
+    return hf_logprobs(models["qwen3"])
+
+
 @pytest.mark.parametrize("name", TWO)
-def test_published_weights_are_the_folders_bit_for_bit(pair, models, name):
+def test_published_weights_are_the_folders_bit_for_bit(pair, models, known_logprobs, name):
     from safetensors.torch import load_file
 
-    assert_bit_equal(pair[1][name].weights("start"), load_file(models["qwen3"] / "model.safetensors"))
+    job = pair[1][name]
+    assert_bit_equal(job.weights("start"), load_file(models["qwen3"] / "model.safetensors"))
+    assert farthest(job.notes[0]["probe"]["logprobs"], known_logprobs) < 1e-5
+    assert all(note["probe"] == job.notes[0]["probe"] for note in job.notes)
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -170,12 +178,11 @@ def test_kl_in_the_reward_is_the_same_in_another_layout(alone, pair):
 def four(models, tmp_path_factory):
     """Four ranks: tensor parallelism with data parallelism, and with pipeline stages."""
     layouts = {"dp2tp2": {TP: 2}, "tp2pp2": {TP: 2, PP: 2, "sequence_parallel": True}}
-    qwen3 = str(models["qwen3"])
-    jobs = []
-    for name, layout in layouts.items():
-        common = {"model": qwen3, "layout": layout}
-        jobs += [{"name": name, "actions": LEARN, **common}]
-        jobs += [{"name": f"{name}-gradient", "actions": GRADIENT, **common}]
+    actions = [["gradient", "first"], ["train", 2], ["publish", "final"]]
+    jobs = [
+        {"name": name, "model": str(models["qwen3"]), "layout": layout, "actions": actions}
+        for name, layout in layouts.items()
+    ]
     return run_world(tmp_path_factory.mktemp("four"), 4, jobs)
 
 
@@ -190,9 +197,8 @@ def test_four_ranks_learn_what_one_rank_learns(alone, four, name):
 
 @pytest.mark.parametrize("name", [*TWO, "dp2tp2", "tp2pp2"])
 def test_every_layout_has_the_gradient_of_one_rank_tensor_by_tensor(alone, pair, four, name):
-    expected = alone[1]["gradient"].tensors("first")
-    jobs = four if f"{name}-gradient" in four else pair[1]
-    got = jobs[f"{name}-gradient"].tensors("first")
+    expected = alone[1]["one"].tensors("first")
+    got = (four if name in four else pair[1])[name].tensors("first")
     assert got.keys() == expected.keys()
     assert all(tensor.abs().max() > 0 for tensor in expected.values())
     for tensor_name, tensor in expected.items():

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.integration.trainer.conftest import run_world
-from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
+from tests.integration.trainer.test_layouts import CP, PP, TP, largest_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
-LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
+LEARN = [["gradient", "first"], ["train", 2], ["publish", "final"]]
 OWN = """
 from yatt.algo.algorithm import Needs
 from yatt.algo.loss import TokenLosses
@@ -57,9 +57,8 @@ def algorithms(tmp_path_factory):
 def alone(shallow, algorithms, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     jobs = [
-        {"name": f"{name}-{kind}", "model": qwen3, "algorithm": algorithm, "actions": actions}
+        {"name": name, "model": qwen3, "algorithm": algorithm, "actions": LEARN}
         for name, algorithm in algorithms.items()
-        for kind, actions in (("learn", LEARN), ("gradient", GRADIENT))
     ]
     return run_world(tmp_path_factory.mktemp("alone"), 1, jobs)
 
@@ -68,11 +67,10 @@ def alone(shallow, algorithms, tmp_path_factory):
 def pair(shallow, algorithms, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     jobs = [
-        {"name": f"{name}-{layout}-{kind}", "model": qwen3, "algorithm": algorithms[name],
-         "actions": actions, "layout": sizes}
+        {"name": f"{name}-{layout}", "model": qwen3, "algorithm": algorithms[name], "actions": LEARN,
+         "layout": sizes}
         for layout, sizes in LAYOUTS.items()
         for name in PAIRS[layout]
-        for kind, actions in (("learn", LEARN), ("gradient", GRADIENT))
     ]  # fmt: skip
     return run_world(tmp_path_factory.mktemp("pair"), 2, jobs)
 
@@ -82,21 +80,19 @@ NAMES = ("gspo", "gmpo", "cispo", "own")
 
 @pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout in PAIRS for name in PAIRS[layout]])
 def test_two_ranks_have_the_gradient_of_one_and_learn_the_same(alone, pair, name, layout):
-    expected = alone[f"{name}-gradient"].tensors("first")
-    got = pair[f"{name}-{layout}-gradient"].tensors("first")
-    assert largest_difference(got, expected) < 1e-5
+    one, two = alone[name], pair[f"{name}-{layout}"]
+    expected = one.tensors("first")
+    assert largest_difference(two.tensors("first"), expected) < 1e-5
     assert any(tensor.abs().max() > 1e-4 for tensor in expected.values()), "there is a gradient"
-    learnt = pair[f"{name}-{layout}-learn"].weights("final")
-    assert largest_difference(learnt, alone[f"{name}-learn"].weights("final")) < 1e-5
+    assert largest_difference(two.weights("final"), one.weights("final")) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_loss_learns_something_else_than_ppo(alone, name):
-    ppo = alone["ppo-learn"].weights("final")
-    assert largest_difference(alone[f"{name}-learn"].weights("final"), ppo) > 1e-5
+    assert largest_difference(alone[name].weights("final"), alone["ppo"].weights("final")) > 1e-5
 
 
 def test_tokens_were_clipped(alone):
     for name in ("ppo", "gspo", "gmpo", "cispo"):
-        steps = alone[f"{name}-learn"].notes[0]["metrics"]
+        steps = alone[name].notes[0]["metrics"]
         assert max(row["actor/pg_clipfrac"] for row in steps) > 0, name
