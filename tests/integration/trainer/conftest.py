@@ -84,9 +84,9 @@ class Job:
 
 
 def child_environment() -> dict[str, str]:
-    """One thread, nothing compiled, nothing fetched."""
+    """One thread, nothing compiled, nothing fetched; the same for every test, which share a nursery."""
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
