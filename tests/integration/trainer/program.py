@@ -284,6 +284,9 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         if answer := write_first_gradient(worker._policy, work, target, goes_on=goes_on):
             notes["metrics"].append(answer.metrics)
 
+    def kept() -> None:
+        notes.update(kept_bytes=kept_bytes(worker._policy, gradient))
+
     def state() -> None:
         with worker._ready.host.present(STATE):
             write_state(worker._policy, at.folder / f"{argument}.safetensors")
@@ -293,7 +296,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "streams": lambda: notes.update(streams=len(calls)),
         "together": lambda: notes.update(together=together(worker._policy)),
         "measured": lambda: notes.update(device_bytes=device_bytes(worker, train)),
-        "kept": lambda: notes.update(kept_bytes=kept_bytes(worker._policy, train)),
+        "kept": kept,
         "gradient": gradient,
         "only_gradient": lambda: gradient(goes_on=False),
         "probe": lambda: notes.update(probe=publish(worker, at.folder / argument, PROBE_LENGTHS)),

@@ -1,26 +1,48 @@
 """Attention of a stream in one kernel learns what attention sequence by sequence learns, in each layout."""
 
+from functools import cache
+
 import pytest
 
-from tests.integration.trainer.conftest import make_model, run_world
-from tests.integration.trainer.test_families import SP, TINY
+from tests.integration.trainer.conftest import Job, make_model, run_world
+from tests.integration.trainer.test_families import ALGORITHM, SP, TINY
 from tests.integration.trainer.test_layouts import CP, TP, largest_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LAYOUTS = {1: {"one": {}}, 2: {"cp2": {CP: 2}, "tp2": {TP: 2, **SP}}, 4: {"cp4": {CP: 4}}}
-ACTIONS = [["gradient", "first"], ["train", 2], ["publish", "final"], ["streams", 0]]
+ACTIONS = [["gradient", "first"], ["publish", "final"], ["streams", 0]]
+"""An iteration has two optimizer steps: the second one's gradient is of weights that have moved."""
+
 WORLDS = [(1, "qwen3"), (2, "qwen3"), (2, "deepseek_v3"), (4, "qwen3")]
+MIXED = (2, "qwen3")
+"""The world that also has a job in which only one of two ranks has the kernel."""
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """Runs the world of a size and kind, once."""
+
+    @cache
+    def done(world_size: int, kind: str) -> dict[str, Job]:
+        folder = tmp_path_factory.mktemp(f"{kind}-{world_size}")
+        model = make_model(folder / "model", kind, num_hidden_layers=2, **TINY[kind])
+        common = {"model": str(model), "algorithm": ALGORITHM, "actions": ACTIONS}
+        jobs = [
+            {"name": f"{name}-{how}", "layout": layout, **common, **more}
+            for name, layout in LAYOUTS[world_size].items()
+            for how, more in {"loop": {}, "kernel": {"varlen": True}}.items()
+        ]
+        if (world_size, kind) == MIXED:
+            mixed = {"varlen": True, "without_kernel": [1]}
+            jobs.append({"name": "mixed", "layout": {CP: 2}, **common, **mixed})
+        return run_world(folder / "jobs", world_size, jobs)
+
+    return done
 
 
 @pytest.mark.parametrize(("world_size", "kind"), WORLDS)
-def test_a_stream_in_one_kernel_has_the_gradients_of_its_sequences(tmp_path, world_size, kind):
-    model = make_model(tmp_path / "model", kind, num_hidden_layers=2, **TINY[kind])
-    jobs = [
-        {"name": f"{name}-{how}", "model": str(model), "layout": layout, "actions": ACTIONS, **more}
-        for name, layout in LAYOUTS[world_size].items()
-        for how, more in {"loop": {}, "kernel": {"varlen": True}}.items()
-    ]
-    done = run_world(tmp_path / "jobs", world_size, jobs)
+def test_a_stream_in_one_kernel_has_the_gradients_of_its_sequences(worlds, world_size, kind):
+    done = worlds(world_size, kind)
     for name in LAYOUTS[world_size]:
         kernel, loop = done[f"{name}-kernel"], done[f"{name}-loop"]
         assert all(note["streams"] for note in kernel.notes), "the kernel was used"
@@ -32,10 +54,6 @@ def test_a_stream_in_one_kernel_has_the_gradients_of_its_sequences(tmp_path, wor
             assert far < 1e-6 * max(tensor.abs().max().item(), 0.1), (name, key)
 
 
-def test_ranks_that_gather_keys_together_use_the_kernel_only_if_all_have_it(tmp_path):
-    model = make_model(tmp_path / "model", "qwen3", num_hidden_layers=2, **TINY["qwen3"])
-    job = {"model": str(model), "layout": {CP: 2}, "actions": ACTIONS}
-    mixed = {"varlen": True, "without_kernel": [1]}
-    jobs = [{"name": "loop", **job}, {"name": "mixed", **job, **mixed}]
-    done = run_world(tmp_path / "jobs", 2, jobs)
-    assert largest_difference(done["mixed"].weights("final"), done["loop"].weights("final")) == 0
+def test_ranks_that_gather_keys_together_use_the_kernel_only_if_all_have_it(worlds):
+    done = worlds(*MIXED)
+    assert largest_difference(done["mixed"].weights("final"), done["cp2-loop"].weights("final")) == 0
