@@ -60,9 +60,9 @@ def product_is_right(device: torch.device) -> bool:
     numbers = [torch.randn(shape, generator=generator) for shape in ((64, 32), *[(48, 32)] * 3, (64, 48))]
     rows, *matrices, weights = [each.to(device, torch.bfloat16).requires_grad_() for each in numbers]
     ends = torch.tensor(sizes, device=device).cumsum(0, dtype=torch.int32)
-    parts = zip(torch.split(rows, sizes), matrices, strict=True)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad():  # the first to ask may be a pass without gradients
+            parts = zip(torch.split(rows, sizes), matrices, strict=True)
             grouped = grouped_product(rows, ends, matrices)
             loop = torch.cat([part @ matrix.t() for part, matrix in parts])
         got, expected = (

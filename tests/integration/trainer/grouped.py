@@ -1,8 +1,30 @@
-"""How experts lie in memory."""
+"""Experts computed by grouped products: whether these are used, and how experts lie in memory."""
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from yatt.trainer import grouped_experts
 from yatt.trainer.grouped_experts import GroupedExperts
-from yatt.trainer.grouped_product import together as put_together
+from yatt.trainer.grouped_product import grouped_product, together as put_together
 from yatt.trainer.model import Policy
+
+calls: list[int] = []
+"""The number of matrices of each grouped product."""
+
+
+def counted_product(rows: Tensor, ends: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    calls.append(len(matrices))
+    return grouped_product(rows, ends, matrices)
+
+
+def use(*, is_used: bool) -> None:
+    """Makes this process compute experts by grouped products, or one by one."""
+    grouped_experts.DEVICES = ("cpu",) if is_used else ("cuda",)
+    grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
+    grouped_experts.grouped_product = counted_product
+    calls.clear()
 
 
 def together(policy: Policy) -> list[bool]:

@@ -183,8 +183,8 @@ def with_transfers(worker, order: m.Train) -> m.Train:
 
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
-    from tests.integration.trainer import varlen_kernel
-    from yatt.trainer import cpu_matmul, grouped_experts, logprobs, model, probe
+    from tests.integration.trainer import grouped, varlen_kernel
+    from yatt.trainer import cpu_matmul, logprobs, model, probe
     from yatt.trainer.device import prepare_process
     from yatt.trainer.worker import TrainerRank
 
@@ -194,8 +194,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     probe.ROUNDINGS = 1  # each takes as many passes as the probe itself
-    grouped_experts.DEVICES = ("cpu",) if job.get("grouped") else ("cuda",)
-    grouped_experts.DTYPES = (torch.float32, torch.bfloat16)
+    grouped.use(is_used=job.get("grouped", False))
     varlen_kernel.use(is_used=job.get("varlen", False), is_there=rank not in job.get("without_kernel", ()))
     if dist.get_world_size() > 1:  # many chunks here against one chunk there
         logprobs.MIN_CHUNK = logprobs.MAX_CHUNK = 5
@@ -265,7 +264,7 @@ class Place(NamedTuple):
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
-    from tests.integration.trainer.grouped import together
+    from tests.integration.trainer.grouped import calls as products, together
     from tests.integration.trainer.kept import device_bytes, kept_bytes
     from tests.integration.trainer.varlen_kernel import calls
 
@@ -294,6 +293,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     actions = {
         "train": train,
         "streams": lambda: notes.update(streams=len(calls)),
+        "products": lambda: notes.update(products=len(products)),
         "together": lambda: notes.update(together=together(worker._policy)),
         "measured": lambda: notes.update(device_bytes=device_bytes(worker, train)),
         "kept": kept,

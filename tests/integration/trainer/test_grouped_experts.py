@@ -12,7 +12,13 @@ LAYOUTS = {
     1: {"one": {}},
     2: {"tp2": {TP: 2, **SP}, "ep2": {EP: 2}, "tp2ep2": {TP: 2, EP: 2, EXPERT_TP: 1, **SP}},
 }
-ACTIONS = [["publish", "start"], ["together", 0], ["gradient", "first"], ["publish", "final"]]
+ACTIONS = [
+    ["publish", "start"],
+    ["together", 0],
+    ["gradient", "first"],
+    ["publish", "final"],
+    ["products", 0],
+]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -37,6 +43,8 @@ def test_grouped_products_have_the_gradients_of_a_loop(done):
     pairs = [(f"{name}-grouped", f"{name}-loop") for name in LAYOUTS[world_size]]
     for name, other in [*pairs, *([("again", "one-loop")] if world_size == 1 else [])]:
         grouped, loop = jobs[name], jobs[other]
+        assert all(note["products"] for note in grouped.notes), "they were used"
+        assert not any(note["products"] for note in loop.notes)
         assert_bit_equal(grouped.weights("start"), loop.weights("start"))
         assert largest_difference(grouped.weights("final"), loop.weights("final")) < 1e-6
         gradient, expected = grouped.tensors("first"), loop.tensors("first")

@@ -50,3 +50,9 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, monkeypatch):
         assert product_is_right(torch.device("cpu")) is is_right
     finally:
         product_is_right.cache_clear()
+
+
+def test_a_pass_without_gradients_may_be_the_first_to_ask():
+    product_is_right.cache_clear()
+    with torch.no_grad():
+        assert product_is_right(torch.device("cpu"))
