@@ -209,7 +209,6 @@ def no_child_left_behind() -> Iterator[None]:
         b"multiprocessing.forkserver",
         b"torch._inductor",
         b"moto.server",
-        b"tests.nursery.trainer",
         b"tests.forked.stem",
     )
     assert not [c for c in commands.values() if not any(h in c for h in helpers)], commands

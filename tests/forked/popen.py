@@ -34,7 +34,7 @@ READ_AT_START = (
 HARMLESS = ("PYTHONUNBUFFERED", "MALLOC_ARENA_MAX")
 """Such variables that a forked process follows, or that may be there without being asked for."""
 
-FORKED = ("yatt.", "tests.nursery")
+FORKED = ("yatt.", "tests.nursery", "tests.integration.trainer.")
 """How the names of modules begin that a forked process may run."""
 
 LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))

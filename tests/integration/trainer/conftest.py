@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.integration.trainer.program import VOCAB
-from tests.nursery.worlds import fork_rank
-from tests.runs import ROOT
+from tests.runs import ROOT, environment, popen
 
 PROGRAM = Path(__file__).with_name("program.py")
 TIMEOUT_S = 600
@@ -84,9 +83,9 @@ class Job:
 
 
 def child_environment() -> dict[str, str]:
-    """One thread, nothing compiled, nothing fetched; the same for every test, which share a nursery."""
+    """One thread, nothing compiled, nothing fetched."""
     return {
-        **{name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
@@ -101,12 +100,12 @@ def run_world(
     """Run jobs in `world_size` processes; every process started is waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    environment = child_environment()
     logs = [(folder / f"log-{rank}").open("w") for rank in range(world_size)]
     module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
     words = [[str(folder), str(rank), str(world_size)] for rank in range(world_size)]
     processes = [
-        fork_rank(module, each, environment, log.fileno()) for each, log in zip(words, logs, strict=True)
+        popen([sys.executable, "-P", "-m", module, *each], env=environment(), stdout=log, stderr=log)
+        for each, log in zip(words, logs, strict=True)
     ]
     try:
         codes = [process.wait(timeout_s) for process in processes]
