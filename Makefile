@@ -50,7 +50,7 @@ soak: setup slurm newer-slurm
 	  tests/integration/trainer/test_resume_matrix.py tests/integration/test_damaged_runs.py \
 	  tests/integration/test_open_ports.py tests/faults/test_crash_points.py \
 	  tests/faults/test_crash_points_s3.py tests/property tests/protocol
-	@for forked in 1 0; do YATT_FORKED=$$forked YATT_KILLS=14 $(BIN)/python -m pytest \
+	@for nurseries in 1 0; do YATT_STARTED=1 YATT_NURSERIES=$$nurseries YATT_KILLS=14 $(BIN)/python -m pytest \
 	  tests/faults/test_kills_in_placements.py tests/faults/test_resume_real.py tests/faults/test_resume_exact.py \
 	  || exit 1; done
 	@YATT_SOAK_ITERATIONS=900 YATT_SOAK_STORMS=2 YATT_LEARNING=1 YATT_SLAB_ITERATIONS=10000 $(BIN)/python -m pytest tests/soak

@@ -29,8 +29,8 @@ LOADED = 3
 HANG_S = 60.0 * LOADED
 """Bound of a wait that only a hang reaches: how fast a machine is must not decide."""
 
-IS_FORKED = os.environ.get("YATT_FORKED", "1") != "0"
-"""Whether workers of runs are forked, unless a test says so itself."""
+HAS_NURSERIES = os.environ.get("YATT_NURSERIES", "1") != "0"
+"""Whether runs have nurseries, unless a test says so itself."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class RunFile:
             "launch": {
                 "nodes": 2, "device": "cpu", "reward_processes": 1,
                 "start_timeout_s": 120, "phase_timeout_s": 120,
-                "scratch_dir": str(self.scratch), "shm_dir": str(self.shm), "nurseries": IS_FORKED,
+                "scratch_dir": str(self.scratch), "shm_dir": str(self.shm), "nurseries": HAS_NURSERIES,
             },
             "data": {"train_files": [str(data)], "max_prompt_tokens": 32, "ground_truth_key": ""},
             "model": {"path": str(policy), "dtype": "float32"},
