@@ -32,10 +32,10 @@ slurm-demo: setup slurm
 # Every test. With UNTIL (seconds since 1970) long tests are left out, by lots, that would not end by then.
 test: quick long
 
-# Four workers on two cores, because some tests only wait (for Slurm, for a lease to expire): tests/dealing.py deals them
-# so that about half of the workers compute.
+# Three workers on two cores, because some tests only wait (for Slurm, for a lease to expire): tests/dealing.py deals them
+# so that some wait while others compute.
 long: setup slurm newer-slurm
-	@$(BIN)/python -m pytest -n 4 --dist loadscope --part long --durations 60 --durations-min 8 \
+	@$(BIN)/python -m pytest -n 3 --dist loadscope --part long --durations 60 --durations-min 8 \
 	  $(if $(UNTIL),--until=$(UNTIL)) $(if $(MEASURE),--measure=$(MEASURE)) tests
 
 # Generate docs/configuration.md and the schemas for editors from the config classes.
