@@ -29,13 +29,15 @@ def test_a_command_that_only_looks_ends_quietly_when_its_reader_has_gone(argumen
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_run_that_could_not_speak_before_it_began_is_not_taken_for_finished(tmp_path) -> None:
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_run_that_could_not_speak_before_it_began_is_not_taken_for_finished(tmp_path, unbuffered) -> None:
     """Its note about a doubtful setting meets a closed pipe."""
     run = RunFile(tmp_path, {"optimizer": {"lr": 0.0}})
     argv = command("run", str(run.write()))
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(argv, env=environment(), stdout=writer, stderr=writer, timeout=HANG_S, check=False)
+    env = environment() | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(argv, env=env, stdout=writer, stderr=writer, timeout=HANG_S, check=False)
     os.close(writer)
     assert done.returncode == EXIT_FAILED
     assert not run.run_dir.exists()

@@ -3,10 +3,20 @@
 import importlib.util
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from yatt.errors import ConfigError, words_of
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles the file as it is now. Python's cache takes a file that was changed within a second, to the
+    same length, for the same; and it would lie beside the user's file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        del fullname
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_module(path: Path, key: str) -> ModuleType:
@@ -21,8 +31,9 @@ def load_module(path: Path, key: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{key}: no file {path}; write the path of a Python file.")
     spec = importlib.util.spec_from_file_location(f"yatt_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise ConfigError(f"{key}: {path} is not a Python file.")
+    spec.loader = _FromSource(spec.name, str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     if str(path.parent) not in sys.path:

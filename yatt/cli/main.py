@@ -44,11 +44,13 @@ def main() -> int:
 
 
 def _let_go_of_output() -> None:
-    """Flushes stdout, or discards it: the interpreter flushes at exit and must not fail then."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Flushes the output, or discards it: the interpreter flushes at exit, and would end with 120 if that
+    fails."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _carried_out(arguments: argparse.Namespace) -> int:

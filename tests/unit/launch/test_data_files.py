@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +90,12 @@ def map_row(row):
 """
 
 
-def test_rows_are_mapped_once_and_again_if_source_or_function_change(tmp_path, config_of, capsys):
+def test_rows_are_mapped_once_and_again_if_source_or_function_change(
+    tmp_path, config_of, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        sys, "dont_write_bytecode", False
+    )  # as it is for users: no old function may be cached
     function = tmp_path / "rows.py"
     function.write_text(MAP)
     config = config_of(train_files=(f"{tmp_path}/[ab].jsonl",), map=str(function), weights={})
@@ -108,6 +114,7 @@ def test_rows_are_mapped_once_and_again_if_source_or_function_change(tmp_path, c
     function.write_text(MAP.replace('"!"', '"."'))
     other = with_made_data(config).data.train_files
     assert other != made.data.train_files and rows_in(other[1])[1]["prompt"] == "b0."
+    assert not (tmp_path / "__pycache__").exists()
 
 
 def test_mapped_rows_are_not_mapped_again_however_their_folder_is_written(tmp_path, config_of, monkeypatch):
