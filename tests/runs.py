@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from tests.forked.lots import stem
+from tests.forked.lots import as_remembered, stem
 from tests.forked.popen import ForkingPopen
 from tests.tiny_models import make_qwen3
 
@@ -133,7 +133,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
+    return {
+        **as_remembered(os.environ), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "COLUMNS": "200",
+    }  # fmt: skip
 
 
 def yatt(

@@ -29,6 +29,16 @@ def remember_environment() -> None:
     _usual.update({**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"})
 
 
+def as_remembered(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without what imports of a test have set in this process (OpenCV). Outside of
+    pytest they are returned as they are."""
+    name, found = "LD_LIBRARY_PATH", dict(env)
+    if _usual:
+        found.pop(name, None)
+        found |= {name: _usual[name]} if name in _usual else {}
+    return found
+
+
 def is_started(test: str) -> bool:
     """Whether the processes of a test are started."""
     one_of = int(os.environ.get(STARTED, "10"))

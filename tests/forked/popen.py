@@ -12,6 +12,7 @@ The messages of one order, on a socket of its own:
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -37,6 +38,9 @@ HARMLESS = ("PYTHONUNBUFFERED", "MALLOC_ARENA_MAX")
 FORKED = ("yatt.", "tests.nursery", "tests.integration.trainer.")
 """How the names of modules begin that a forked process may run."""
 
+INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a started process ignores if its parent does; not SIGHUP (`yatt.adapters.bound`)."""
+
 LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
 
 
@@ -47,6 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         words: its command line, `[python, "-P", "-m", MODULE, ...]`.
         limits: resource, soft and hard limit.
         targets: numbers of the descriptors that come with the order.
+        ignored: signals that it ignores, as who asks for it does.
         owner: its parent, with which it dies; 0: it does not.
     """
 
@@ -56,6 +61,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     umask: int
     limits: list[tuple[int, int, int]]
     cpus: list[int]
+    ignored: list[int]
     targets: list[int]
     is_session: bool
     owner: int
@@ -160,7 +166,9 @@ class ForkingPopen(subprocess.Popen[Any]):
                 variables={os.fsencode(name): os.fsencode(value) for name, value in variables.items()},
                 folder=os.fsencode(cwd or os.getcwd()), umask=_own_umask(),
                 limits=[(each, *resource.getrlimit(each)) for each in LIMITS],
-                cpus=sorted(os.sched_getaffinity(0)), targets=[0, 1, 2, *pass_fds],
+                cpus=sorted(os.sched_getaffinity(0)),
+                ignored=[each for each in INHERITED if signal.getsignal(each) == signal.SIG_IGN],
+                targets=[0, 1, 2, *pass_fds],
                 is_session=bool(start_new_session), owner=os.getpid() if self._dies_with_us else 0,
             )  # fmt: skip
             given = (p2cread, c2pwrite, errwrite)

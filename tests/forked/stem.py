@@ -154,14 +154,7 @@ def _become(order: Order, descriptors: Sequence[int]) -> None:
     if order.is_session:
         os.setsid()
     answer = _place_descriptors(descriptors, order.targets)
-    for number in NOT_FOR_US:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for which, soft, hard in order.limits:
-        resource.setrlimit(which, (soft, hard))
-    os.umask(order.umask)
-    os.sched_setaffinity(0, order.cpus)
-    os.chdir(order.folder)
+    _inherit(order)
     words = list(map(os.fsdecode, order.words))
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in order.variables.items()}
     if order.owner:
@@ -183,6 +176,19 @@ def _become(order: Order, descriptors: Sequence[int]) -> None:
     gc.enable()
     answer.send(BEGUN)
     answer.close()
+
+
+def _inherit(order: Order) -> None:
+    """Takes over what a started process has from its parent."""
+    for number in NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN if number in order.ignored else signal.SIG_DFL)
+    if signal.SIGINT not in order.ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for which, soft, hard in order.limits:
+        resource.setrlimit(which, (soft, hard))
+    os.umask(order.umask)
+    os.sched_setaffinity(0, order.cpus)
+    os.chdir(order.folder)
 
 
 def _place_descriptors(descriptors: Sequence[int], targets: Sequence[int]) -> socket.socket:

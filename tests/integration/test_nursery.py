@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import children_of
-from tests.runs import LOADED, environment, wait_for
+from tests.runs import LOADED, environment, kill, wait_for
 from yatt.adapters import bound, nursery_link
 from yatt.adapters.nursery_link import READY, REFUSED, Fork, ForkedProcess, NotForked
 from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans, kill_orphan, orphans, reap
@@ -338,7 +338,7 @@ def test_nobody_takes_a_child_for_a_stray(nursery, is_noted) -> None:
                 known[forked.pid] = mark
                 time.sleep(0.001 * (number % 3))
                 if forked.returncode is None:
-                    os.kill(forked.pid, signal.SIGKILL)
+                    kill(forked.pid)  # the watch may have been faster
                 forked.wait()
                 known.pop(forked.pid)
     finally:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.forked.lots import as_remembered
 from tests.runs import LOADED, ROOT, wait_for
 
 SCRIPTS = ROOT / "slurm" / "testcluster"
@@ -23,7 +24,11 @@ class Cluster:
     @property
     def env(self) -> dict[str, str]:
         """The environment in which Slurm's commands and `yatt` talk to this cluster."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN"))}
+        inherited = {
+            k: v
+            for k, v in as_remembered(os.environ).items()
+            if not k.startswith(("SLURM", "SBATCH", "SRUN"))
+        }
         path = [inherited.get("PATH", ""), "/usr/sbin"]
         if other := self.settings.get("OTHER"):
             path.insert(0, f"{other}/bin")

@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,7 @@ def main() -> None:
     for name in ("link", "threads", "attempt"):
         parser.add_argument(f"--{name}", required=True, type=int)
     arguments = parser.parse_args()
+    on_interrupt = signal.getsignal(signal.SIGINT)  # a shell's background ignores it
     for number in NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     answer_stack_requests(arguments.run, arguments.name, arguments.attempt)
@@ -58,7 +60,7 @@ def main() -> None:
     importlib.import_module(arguments.preload).preload(arguments.kind, arguments.device, arguments.threads)
     gc.freeze()
     _end_threads_that_return()
-    nursery = _Nursery(link, before)
+    nursery = _Nursery(link, before, on_interrupt)
     if why := _unfit() or _unable():
         link.send(REFUSED + why.encode())
         return
@@ -110,10 +112,11 @@ class _Nursery:
     Args:
         link: the socket of orders.
         before: the environment before the imports.
+        on_interrupt: what a started process does on SIGINT.
     """
 
-    def __init__(self, link: socket.socket, before: Mapping[str, str]) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, before: Mapping[str, str], on_interrupt: Any) -> None:
+        self._link, self._on_interrupt = link, on_interrupt
         after = dict(os.environ)
         self._set = {
             name: value for name, value in after.items() if before.get(name) != value and name not in OWN
@@ -186,7 +189,7 @@ class _Nursery:
         os.close(output)
         for number in NOT_FOR_US:
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._on_interrupt)
         env = wanted.env
         if bound.MARK in env:
             bound.ignore_signals_for_controllers()
