@@ -73,9 +73,8 @@ async def worker_with_server(
     socket = listening_socket(context, endpoint)
     command = [sys.executable, "-m", module, "--run", str(run), "--attempt", str(ATTEMPT), "--worker", worker]
     log = (run / f"{worker}.log").open("w")
-    process = popen(
-        [*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=environment()
-    )
+    env = environment() | {"PYTHONPATH": os.environ["PYTHONPATH"]}  # a test may have its own there
+    process = popen([*command, "--endpoint", endpoint, "--node", "0", *more], stdout=log, stderr=log, env=env)
     told: asyncio.Queue = asyncio.Queue()
     beats: list[m.Renew] = []
 

@@ -30,13 +30,12 @@ def remember_environment() -> None:
 
 
 def as_remembered(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables without what imports of a test have set in this process (OpenCV). Outside of
-    pytest they are returned as they are."""
-    name, found = "LD_LIBRARY_PATH", dict(env)
-    if _usual:
-        found.pop(name, None)
-        found |= {name: _usual[name]} if name in _usual else {}
-    return found
+    """Returns the variables without what libraries of a test have set in this process, as OpenCV sets
+    LD_LIBRARY_PATH and vLLM LD_PRELOAD. Outside of pytest they are returned as they are."""
+    if not _usual:
+        return dict(env)
+    names = [name for name in {**env, **_usual} if name.startswith("LD_")]
+    return {k: v for k, v in env.items() if k not in names} | {k: _usual[k] for k in names if k in _usual}
 
 
 def is_started(test: str) -> bool:
