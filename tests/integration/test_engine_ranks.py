@@ -226,6 +226,7 @@ def recording(original):
         return original(*a, **k)
     return read
 pickle.loads = recording(pickle.loads)
+open({path!r} + "-watched", "a").close()
 """
 
 
@@ -268,6 +269,7 @@ def test_vllm_over_two_processes_is_the_model_and_reads_no_pickle_of_the_network
         for server in servers:
             addresses = listening(server.process.pid)
             assert addresses and set(addresses) == {"127.0.0.1"}, "no port is open to other networks"
+        assert Path(f"{seen}-watched").exists(), "the processes have the recorder"
         assert not seen.exists(), seen.read_text()
 
     play(run, scene, limit_s=500)
