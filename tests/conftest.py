@@ -128,6 +128,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--until") is not None and not is_dealt:
         raise pytest.UsageError("--until needs -n: only what deals tests to processes leaves some out")
     os.environ.setdefault(SEED, str(time.time_ns() % 1_000_000))  # of a run's processes, the first one
+    if config.getoption("--part") == "quick":  # too few start processes to pay for a stem
+        os.environ.setdefault(lots.STARTED, "1")
     if config.getoption("--measure"):
         os.environ.setdefault(lots.STARTED, "0")
     os.environ["XDG_STATE_HOME"] = f"{tempfile.gettempdir()}/yatt-tests-state-{os.getuid()}"  # `yatt list`
