@@ -5,13 +5,17 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import BUCKET
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from tests.runs import until
+from tests.store_proxy import Fault, StoreProxy
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
 from yatt.adapters.host_segment import AREAS
 from yatt.checkpoint.local_tier import LocalTier
 from yatt.checkpoint.pieces import checksum
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.store import FolderStore, open_store
 from yatt.records import message as m
 
 SLOW = {"checkpoint": {"max_bytes_per_s": BYTES}}
@@ -71,15 +75,18 @@ def test_a_node_keeps_to_its_share_of_the_runs_limit(tmp_path: Path) -> None:
     play(run, scene)
 
 
-def test_a_new_upload_ends_the_one_that_nobody_waits_for(tmp_path: Path) -> None:
-    run, trainer = write_run(tmp_path, SLOW), Trainer(tmp_path, attempt=ATTEMPT)
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_new_upload_ends_the_one_that_nobody_waits_for(tmp_path: Path, is_local: bool) -> None:
+    run = write_run(tmp_path, with_local_tier(tmp_path, **SLOW["checkpoint"]))
+    trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-bbbbbbbb"
 
     async def scene(server: WorkerServer) -> None:
-        first = asyncio.ensure_future(server.order(upload(trainer, "p/one")))
+        first = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-aaaaaaaa")))
         await begun(run)
-        second = await server.order(upload(trainer, "p/two"))
+        order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=is_local)
+        second = await server.order(order)
         assert isinstance(second, m.Uploaded), second
-        assert {file.path.rpartition("/")[0] for file in second.files} == {"p/two"}
+        assert {file.path.rpartition("/")[0] for file in second.files} == {prefix}
         ended = await first
         assert isinstance(ended, m.Failed) and "cancelled" in ended.error
 
@@ -91,26 +98,31 @@ def with_local_tier(folder: Path, **checkpoint: object) -> dict[str, object]:
     return {"run": {"id": "r1"}, "checkpoint": {"local_dir": str(folder / "disk"), **checkpoint}}
 
 
-def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(tmp_path: Path) -> None:
-    run = write_run(tmp_path, with_local_tier(tmp_path, max_bytes_per_s=BYTES // 10))
-    trainer, prefix = Trainer(tmp_path, attempt=ATTEMPT), "global_step_1/000003-bbbbbbbb"
+def test_a_save_to_the_local_disk_does_not_wait_for_the_upload_before_it(
+    tmp_path: Path, s3_endpoint: str
+) -> None:
+    prefix = "global_step_1/000003-bbbbbbbb"
+    writes = "Create.*|PutObject|UploadPart"
+    with StoreProxy(s3_endpoint, faults=[Fault("hang", writes, times=10**6)]) as proxy:
+        url = f"s3://{BUCKET}/{tmp_path.name}"
+        options = {"endpoint_url": proxy.endpoint}
+        run = write_run(tmp_path, with_local_tier(tmp_path, url=url, storage_options=options))
+        trainer = Trainer(tmp_path, attempt=ATTEMPT)
 
-    async def scene(server: WorkerServer) -> None:
-        slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-aaaaaaaa")))
-        await begun(run)
-        order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=True)
-        kept = await server.order(order)
-        assert isinstance(kept, m.Uploaded) and not slow.done(), kept
-        tier = LocalTier(next((tmp_path / "disk").glob("yatt-ckpt-*/r1")))
-        for file in kept.files:
-            data = (tier.root / file.path).read_bytes()
-            assert (len(data), checksum(data)) == (file.size_bytes, file.checksum)
-        assert {file.path.rpartition("/")[0] for file in kept.files} == {prefix}
-        assert not FolderStore(run / "checkpoints").names("global_step_1/000003-bbbbbbbb"), "only on the disk"
-        ended = await slow
-        assert isinstance(ended, m.Failed) and "cancelled" in ended.error
+        async def scene(server: WorkerServer) -> None:
+            slow = asyncio.ensure_future(server.order(upload(trainer, "global_step_1/000003-aaaaaaaa")))
+            await until(lambda: proxy.count(writes, "hang"), "a request that the store does not answer")
+            order = m.Upload(iteration=1, url=prefix, stems=(str(trainer.stem),), is_local=True)
+            kept = await server.order(order)
+            assert isinstance(kept, m.Uploaded) and not slow.done(), kept
+            tier = LocalTier(next((tmp_path / "disk").glob("yatt-ckpt-*/r1")))
+            for file in kept.files:
+                data = (tier.root / file.path).read_bytes()
+                assert (len(data), checksum(data)) == (file.size_bytes, file.checksum)
+            assert {file.path.rpartition("/")[0] for file in kept.files} == {prefix}
+            assert not open_store(url, {"endpoint_url": s3_endpoint}).names(prefix), "only on the disk"
 
-    play(run, scene)
+        play(run, scene)
 
 
 def test_the_newest_committed_save_stays_on_the_disk_and_older_ones_go(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ class UploadJob:
 
     def _blocks(self, snapshot: RankSnapshot, index: int, piece: PlannedPiece) -> Iterator[Buffer]:
         for block in snapshot.blocks(index, piece):
+            self._throttle.wait(len(block))
             if self._is_cancelled:
                 raise WorkerFailed("the upload was cancelled")
-            self._throttle.wait(len(block))
             yield block
             self._tick()
