@@ -7,10 +7,11 @@ on. Measure on a quiet machine, a whole run or what is new:
     make long MEASURE=measured.jsonl && python -m tests.durations measured.jsonl
 """
 
+import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 FILE = Path(__file__).with_name("durations.json")
@@ -27,6 +28,9 @@ BUDGETS_CPU_S: dict[str, float] = {
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
 `make quick`. Daemons that tests leave to others, as Slurm's, are not counted."""
+
+WHOLE_RUN_CPU_S = 3.0
+"""What the smallest whole run costs (forked, real trainer)."""
 
 MOST_PRODUCT = 12
 """Number of cases of one test, unless they cost next to nothing."""
@@ -69,6 +73,24 @@ def still_there(known: Durations, names: Iterable[str]) -> Durations:
     return found
 
 
+def unexplained(known: Durations, newer: Durations, sources: Callable[[str], str]) -> list[str]:
+    """Returns new tests that cost as much as a whole run and whose docstrings do not say why it must be one.
+
+    Args:
+        sources: gives the text of a module.
+    """
+    functions = {f"{module}::{test.partition('[')[0]}" for module in known for test in known[module]}
+    found = []
+    for module, tests in newer.items():
+        costly = {test.partition("[")[0] for test, (cpu_s, _) in tests.items() if cpu_s >= WHOLE_RUN_CPU_S}
+        new = {name for name in costly if f"{module}::{name}" not in functions}
+        for node in ast.parse(sources(module)).body if new else ():
+            is_new = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in new
+            if is_new and "whole run" not in (ast.get_docstring(node) or "").lower():
+                found.append(f"{module}::{node.name}")
+    return sorted(found)
+
+
 def collected() -> list[str]:
     """Names of all tests."""
     argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
@@ -87,7 +109,16 @@ def written(durations: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
 
 def main(files: list[str]) -> None:
     rows = [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
-    FILE.write_text(written(still_there(merged(read_durations(), rows), collected())))
+    known, names = read_durations(), collected()
+    newer = still_there(merged(known, rows), names)
+    costly = unexplained(still_there(known, names), newer, lambda name: (FILE.parents[1] / name).read_text())
+    if costly:
+        sys.exit(
+            f"These cost {WHOLE_RUN_CPU_S:.0f} CPU seconds or more. A component with real files or a walk of "
+            "a protocol is cheaper; if neither shows it, say why in a docstring with the words 'whole run':"
+            "\n  " + "\n  ".join(costly)
+        )
+    FILE.write_text(written(newer))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from tests.dealing import QUICK_FOLDERS
-from tests.durations import merged, read_durations, still_there, written
+from tests.durations import merged, read_durations, still_there, unexplained, written
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,6 +32,21 @@ def test_tests_that_are_gone_are_forgotten_and_cases_that_are_drawn_are_not() ->
     }
     names = ["tests/a.py::test_x[1]", "tests/a.py::test_drawn[3]"]
     assert still_there(known, names) == {"tests/a.py": {"test_x[1]": one, "test_drawn[7]": one}}
+
+
+def test_a_new_test_that_costs_a_whole_run_says_why_it_must_be_one() -> None:
+    known = {"tests/a.py": {"test_old[1]": (9.0, 9.0)}}
+    newer = {
+        "tests/a.py": {"test_old[2]": (9.0, 9.0), "test_silent[x]": (4.0, 1.0), "test_why": (4.0, 1.0)},
+        "tests/b.py": {"test_cheap": (0.4, 90.0), "test_other": (4.0, 1.0)},
+    }
+    texts = {
+        "tests/a.py": "def test_old(): ...\ndef test_silent(): ...\n"
+        "def test_why():\n    'A whole run: only that restarts from what a kill has left.'",
+        "tests/b.py": "def test_cheap(): ...\nasync def test_other():\n    'About something else.'",
+    }
+    found = unexplained(known, newer, texts.__getitem__)
+    assert found == ["tests/a.py::test_silent", "tests/b.py::test_other"]
 
 
 def test_every_long_test_is_measured_and_what_is_gone_is_not_kept() -> None:

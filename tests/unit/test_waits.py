@@ -6,7 +6,7 @@ import re
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -34,40 +34,65 @@ SUBJECTS = {
 
 
 @cache
-def calls() -> list[tuple[str, ast.Call]]:
-    """Every call in the tests but those of a GPU and the benchmarks, with its module."""
+def modules() -> dict[str, ast.Module]:
+    """Those of the tests but the GPU's and the benchmarks, by path."""
     paths = {path.relative_to(TESTS).as_posix(): path for path in sorted(TESTS.rglob("*.py"))}
-    return [
-        (name, node)
+    return {
+        name: ast.parse(path.read_text())
         for name, path in paths.items()
         if not name.startswith(("bench/", "gpu/"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-    ]
+    }
 
 
-def numbers(node: ast.AST) -> Iterator[float]:
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call in these modules."""
+    for name, tree in modules().items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+Named = Mapping[str, ast.AST]
+
+
+def named(tree: ast.Module) -> Named:
+    """What the names of a module stand for: its own, and those of other modules of the tests."""
+    found: dict[str, ast.AST] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+            theirs = named(modules().get(f"{node.module[6:].replace('.', '/')}.py", ast.Module([], [])))
+            found |= {
+                each.asname or each.name: theirs[each.name] for each in node.names if each.name in theirs
+            }
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+    found.pop("LOADED", None)  # a factor for a number beside it, or for an argument's
+    return found
+
+
+def numbers(node: ast.AST, names: Named) -> Iterator[float]:
     """Those that a limit is made of, in sums and products too."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        yield from [*numbers(node.left), *numbers(node.right)]
+        yield from [*numbers(node.left, names), *numbers(node.right, names)]
+    elif isinstance(node, ast.Name) and node.id in names:
+        yield from numbers(names[node.id], {})
 
 
-def short_limits(node: ast.Call) -> list[float]:
+def short_limits(node: ast.Call, names: Named) -> list[float]:
     """Numbers of seconds in a call that waits; 0 is a look, not a wait. A mark may give a test more time than
     others, not less."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     is_wait = WAITS.fullmatch(name) is not None
-    names = ("timeout", "timeout_s") if is_wait else ("timeout",)
-    limits = [each.value for each in node.keywords if each.arg in names]
+    keys = ("timeout", "timeout_s") if is_wait else ("timeout",)
+    limits = [each.value for each in node.keywords if each.arg in keys]
     limits += node.args if is_wait else []
     least_s = PYTEST["timeout"] if ast.unparse(node.func) == "pytest.mark.timeout" else LEAST_S
-    return [largest for each in limits if 0 < (largest := max(numbers(each), default=0)) < least_s]
+    return [largest for each in limits if 0 < (largest := max(numbers(each, names), default=0)) < least_s]
 
 
 def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
-    places = [(name, node.lineno) for name, node in calls() if short_limits(node)]
+    names = {name: named(tree) for name, tree in modules().items()}
+    places = [(name, node.lineno) for name, node in calls() if short_limits(node, names[name])]
     found = Counter(name for name, _ in places)
     assert not [f"tests/{name}:{line}" for name, line in places if found[name] != SUBJECTS.get(name)], (
         "use HANG_S, or wait_for without timeout_s (tests/runs.py)"
@@ -83,11 +108,14 @@ def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
         ("pytest.mark.timeout(400)", True), ("pytest.mark.timeout(600)", False),
         ("x.join(HANG_S)", False), ("x.acquire(timeout=0)", False), ("wait_for(x, timeout_s=90)", False),
         ("', '.join(x)", False), ("store(x, timeout_s=5)", False),
+        ("x.wait(SOON_S)", True), ("x.wait(2 * SOON_S)", True), ("x.wait(LATE_S)", False),
+        ("x.wait(ANY_S)", False),
     ],
 )  # fmt: skip
 def test_what_is_refused(call: str, is_refused: bool) -> None:
     node = ast.parse(call, mode="eval").body
-    assert isinstance(node, ast.Call) and bool(short_limits(node)) == is_refused
+    names = named(ast.parse("SOON_S = 3.0\nLATE_S = 3.0 * 60"))
+    assert isinstance(node, ast.Call) and bool(short_limits(node, names)) == is_refused
 
 
 # ---- children ----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from tests.damage import empty, not_text, nul_block, removed, truncated
-from tests.runs import HANG_S
 from yatt.checkpoint.local_commits import LocalCommits
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import Manifest, weights_commit
@@ -229,7 +228,6 @@ def test_a_fence_that_is_left_out_is_caught(tmp_path: Path, monkeypatch: pytest.
     assert caught
 
 
-@pytest.mark.timeout(HANG_S)
 def test_strange_files_among_the_records_are_nobodys_or_damaged(local: LocalCommits, paths: RunPaths) -> None:
     local.commit(manifest(3, 1), ("a",))
     for name in ("\u00b2.\u00b2.json", "4.2.json", f"{'9' * 200}.1.json", "00000009.000001"):
