@@ -80,6 +80,17 @@ def attempts(paths: RunPaths) -> list[Attempt]:
     return [attempt for attempt in found if attempt.started]
 
 
+def inputs_of(attempt: Attempt) -> dict[str, str]:
+    """Returns the digests of an attempt's inputs, by name; empty if they are unknown."""
+    found = attempt.started.get("inputs")
+    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+
+
+def has_committed(paths: RunPaths, attempt: int) -> bool:
+    """Whether an attempt has restored or made a checkpoint."""
+    return bool(record(paths, attempt, COMMITTED))
+
+
 def known_commit(paths: RunPaths) -> tuple[int, int]:
     """Returns the highest committed iteration recorded in the ledger, and the attempt that recorded it.
 

@@ -35,6 +35,7 @@ Scalar = None | bool | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] |
 Row = dict[str, Scalar]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Names = Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)]
+InputDigests = Annotated[dict[Text, Text], msgspec.Meta(max_length=1024)]
 Scalars = dict[str, Scalar | Annotated[tuple[Scalar, ...], msgspec.Meta(max_length=16)]]
 
 
@@ -60,6 +61,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     row: Row = msgspec.field(default_factory=dict)
     unwritten: tuple[Row, ...] = ()
     """Rows of earlier iterations that were not in the metrics file yet."""
+
+    inputs: InputDigests | msgspec.UnsetType = msgspec.UNSET
+    """Digests of the attempt's inputs (`yatt.core.inputs`). Checkpoints of older yatts have none."""
 
 
 class SavedScalars(msgspec.Struct, frozen=True, kw_only=True):

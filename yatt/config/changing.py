@@ -19,8 +19,9 @@ Kind = Literal["operational", "layout", "mathematical"]
 
 OPERATIONAL = (
     "run.max_attempts_without_progress",
+    "run.accept_changed",
     "data.train_files",  # moved: a checkpoint has a fingerprint of their content
-    "data.val_files",
+    "data.val_files",  # moved: `yatt.core.inputs` compares their content
     "trainer.total_iterations",
     "launch.reward_processes",
     "launch.scratch_dir",

@@ -23,6 +23,7 @@ from yatt.config.ranges import (
     between,
 )
 from yatt.credentials import CURE, has_secret, secret_option
+from yatt.records.inputs import is_input
 
 MOST_MINUTES = 60 * 24 * 365
 
@@ -111,9 +112,17 @@ class RunSection:
     from_checkpoint: FromCheckpointSection = field(default_factory=FromCheckpointSection)
     """Start from another run's checkpoint."""
 
+    accept_changed: tuple[Annotated[str, LINE], ...] = ()
+    """Names of inputs that may be others than before when the run is resumed, although the run would be
+    refused: `tokenizer`, `chat_template`, `model_config`, `weights`, `data.val_files`; with `deterministic`
+    also those that may change otherwise: `rewards[NAME]`, `genrms[NAME].path`, `genrms[NAME].model`,
+    `environment`, `algorithm.path`, `model.family`."""
+
     def __post_init__(self) -> None:
         is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", self.id) is not None
         rule(not self.id or is_plain, "id may have letters, digits, '-' and '_', at most 64.")
+        for name in self.accept_changed:
+            rule(is_input(name), f"accept_changed: no input is called {name!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from yatt import clock
 from yatt.adapters.curve import roomy_context
 from yatt.adapters.descriptors import raise_soft_limit
 from yatt.adapters.files import share_with
+from yatt.adapters.ledger import STARTED, Attempt, inputs_of, record
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.nvml import cpus_by_device, visible_devices
 from yatt.adapters.orphans import adopt_orphans
@@ -87,13 +88,14 @@ def _node(arguments: argparse.Namespace) -> Node:
         count = node_gpus(config)[arguments.node]
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
+    started = partial(record, paths, arguments.attempt, STARTED)
     how = arguments.slurm
     requeue = Requeue.of_this_start(paths, arguments.attempt, how) if how else None
     node = Node(
         config=config, paths=paths, placement=place(config), attempt=arguments.attempt,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
         absent=arguments.absent, life=arguments.life, requeue=requeue, config_hash=config_hash(own),
-        samples_hash=samples_hash(own),
+        samples_hash=samples_hash(own), inputs=inputs_of(Attempt(arguments.attempt, patiently(started))),
     )  # fmt: skip
     if node.device == "cuda" and node.is_trainer_node:
         _check_variables(config)

@@ -1,5 +1,6 @@
 """The fixed data of a controller: its run, its node, its addresses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,9 @@ class Node:
 
     samples_hash: str = ""
     """The same of its parts that decide about samples and scores (`yatt.config.load.samples_hash`)."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the run's inputs at the start of this attempt (`yatt.core.inputs`)."""
 
     local_name: str = field(default_factory=new_name)
     """Name of its node-local folders; random, so that other users cannot guess it."""

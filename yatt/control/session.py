@@ -1,6 +1,7 @@
 """One controller's attempt: components are created top to bottom, run until the end, and closed in order."""
 
 import asyncio
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -47,7 +48,6 @@ from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.kept import KeptGroups
-from yatt.control.rollouts.kept_files import files_digest
 from yatt.control.rollouts.prompt_source import PromptSource
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.sampling import Sampler
@@ -62,6 +62,7 @@ from yatt.errors import EXIT_WILL_CONTINUE, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
+from yatt.records.inputs import HELD_OUT
 
 T = TypeVar("T")
 WORKER_GRACE_S = 3.0
@@ -246,7 +247,7 @@ def _trainer_node(
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
-    kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_digest_of_files(node))
+    kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_sampled_with(node))
     source = PromptSource(shard, kept)
     recorder = RolloutRecorder(node, scorer, tokenizer, events, writers)
     sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, recorder)
@@ -259,11 +260,12 @@ def _trainer_node(
     return TrainerNode(node, sampler, validator, training, judge, stores)
 
 
-def _digest_of_files(node: Node) -> str:
-    try:
-        return files_digest(node.config)
-    except OSError as error:  # of no other attempt: groups are not used again
-        return f"unknown in attempt {node.attempt}: {error}"
+def _sampled_with(node: Node) -> str:
+    """Returns a digest of the inputs that decide about samples and scores."""
+    found = {name: digest for name, digest in node.inputs.items() if name != HELD_OUT}
+    if not found:  # of no other attempt: groups are not used again
+        return f"unknown in attempt {node.attempt}"
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 async def _lead(coordinator: Coordinator) -> None:

@@ -18,6 +18,7 @@ from yatt.adapters.attempt_claim import claim_attempt, mark_finished
 from yatt.adapters.ledger import ENDED, attempts, known_commit, look_whether_finished, newest_attempt, note
 from yatt.adapters.patience import exit_code_of
 from yatt.config.schema import RunConfig
+from yatt.core.inputs import notice
 from yatt.core.outcome import Outcome, Verdict
 from yatt.core.restart import AttemptEnd, Decision, may_begin
 from yatt.errors import (
@@ -32,6 +33,7 @@ from yatt.launch.committed import await_committed, committed_if_known
 from yatt.launch.folder import open_attempt
 from yatt.launch.folder_wait import FolderWait
 from yatt.launch.follower import Followers
+from yatt.launch.inputs import changed_inputs, inputs_before, inputs_now
 from yatt.launch.messages import Messages, State
 from yatt.launch.surroundings import surroundings
 from yatt.paths import RunPaths
@@ -146,6 +148,8 @@ class Attempts:
             return EXIT_WILL_CONTINUE
         if found is not None and (code := self._refused(found)) is not None:
             return code
+        inputs = inputs_now(self.config, is_told=self.backend.is_warned, say=self.say)
+        changed = changed_inputs(self.config, paths, wait(partial(inputs_before, paths)), inputs)
         if told := self.backend.told():
             self.say(told)
             return EXIT_WILL_CONTINUE
@@ -153,11 +157,14 @@ class Attempts:
         committed = wait(self._last_known) if found is None else found
         if self.attempt:
             self.say(f"starting again from iteration {committed}")
+        if changed:
+            self.say(notice(changed, committed))
         self.attempt = attempt = wait(partial(claim_attempt, paths))
         about = {
             "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
             "began": self.began, "submission": self.backend.submission, "committed": committed,
             "absent": sorted(self.backend.absent), "surroundings": surroundings(self.config.launch.device),
+            "inputs": inputs,
         }  # fmt: skip
         open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
         return self._after(attempt, self.backend.carry_out(attempt, followers))

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.ledger import newest_attempt
+from yatt.adapters.ledger import STARTED, Attempt, inputs_of, newest_attempt, record
 from yatt.adapters.run_config import changes_of, load_run
 from yatt.adapters.slurm import Slurm
 from yatt.core.limiting import Limit, limit_of
@@ -41,6 +41,7 @@ class Summary:
         self.limit: Limit | None = limit_of(view.rows)
         fields["limit"] = self.limit and asdict(self.limit)
         fields["changes"] = [asdict(changed) for changed in changes_of(paths)]
+        fields["inputs"] = inputs_of(Attempt(fields["attempt"], record(paths, fields["attempt"], STARTED)))
         self.fields = fields
         self.account: Account = account_fold.account(paths, config.checkpoint, present(state, clock.wall_s()))
 

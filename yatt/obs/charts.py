@@ -5,8 +5,8 @@ Colours are classes of the report's style sheet, which has a light and a dark se
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
 MAX_DOTS = 80
@@ -28,6 +28,8 @@ class Series:
     colour: str
     dashed: bool = False
     on_right: bool = False
+    changes: Mapping[float, str] = field(default_factory=dict)
+    """Places on the horizontal axis that get a vertical line, and what each means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,10 @@ def line_chart(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(label or title, quote=True)}">'
     ]
+    for place, text in (change for line in drawn for change in line.changes.items()):
+        x = f"{xs.at(place):.1f}"
+        line = f'<line class="change" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
+        parts.append(f"<g><title>{escape(text)}</title>{line}</g>")
     for is_right in (False, True):
         lines = [line for line in drawn if line.on_right is is_right]
         if lines:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from yatt.obs.charts import Series, finite, line_chart
-from yatt.obs.metrics import STEP, is_validation
+from yatt.obs.metrics import CHANGED_INPUTS, STEP, is_validation
 
 Row = dict[str, Any]
 
@@ -51,7 +51,7 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
     keys = sorted({key for row in rows for key in row if is_validation(key)})
     curves = {key: values_of(rows, key) for key in keys}
     apart = _differ_in_size(reward, [point for points in curves.values() for point in points])
-    series = [Series(name="reward (training)", points=reward, colour="c1")]
+    series = [Series(name="reward (training)", points=reward, colour="c1", changes=changes_of(rows))]
     series += [
         Series(
             name=f"validation {key.removeprefix(VALIDATION)}", points=points, dashed=True, on_right=apart,
@@ -60,6 +60,16 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
         for index, (key, points) in enumerate(curves.items())
     ]  # fmt: skip
     return line_chart(series, title="Reward and validation", size=size)
+
+
+def changes_of(rows: Sequence[Row]) -> dict[float, str]:
+    """Returns where the curves were made with other inputs than before, and what is said there."""
+    places = values_of(rows, CHANGED_INPUTS)
+    return {
+        step - 0.5: f"from iteration {step:.0f} on: {number:.0f} inputs are others (see Timeline)"
+        for step, number in places
+        if number
+    }
 
 
 def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:

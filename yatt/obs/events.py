@@ -4,7 +4,7 @@ Every process of a run emits events. Only the leader appends to ``events.jsonl``
 their lines to it. The log is kept in segments (`yatt.adapters.segments`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,12 @@ FIELDS: dict[str, dict[str, type]] = {
     "reward.kill": {"worker": str, "limit_s": float},
 }
 """Fields of an event that readers need, by kind."""
+
+
+def changed_inputs(event: Mapping[str, Any]) -> list[str]:
+    """Returns what an event `attempt.resume` names: inputs that are others than in its checkpoint."""
+    found = event.get("changed", ())
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def reason_of_end(path: Path, attempt: int) -> str:

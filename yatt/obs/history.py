@@ -10,7 +10,7 @@ from typing import Any
 
 from yatt.adapters.segments import SegmentTail
 from yatt.core.goodput import AttemptSpan
-from yatt.obs.events import as_event
+from yatt.obs.events import as_event, changed_inputs
 from yatt.obs.spans import AttemptRecord, LeaderClock, SpanFold, attempt_spans, wall_s
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -53,7 +53,7 @@ class LeaseSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A mark on the timeline: an expired lease, a quarantine, a process that died.
+    """A mark on the timeline: an expired lease, a quarantine, a process that died, inputs that changed.
 
     `slab` is empty if the mark concerns no slab.
     """
@@ -156,6 +156,9 @@ class _Fold:
             "killed by SIGHUP",
         ):
             self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
+        elif kind == "attempt.resume" and (changed := changed_inputs(event)):
+            text = f"others than at iteration {event['iteration']}: {', '.join(changed)}"
+            self.marks.append(Mark(at_s=at_s, slab="", text=text))
         elif kind == "attempt.end":
             self.exit_code, self.reason = event["exit_code"], event["reason"]
 

@@ -18,6 +18,9 @@ from yatt.adapters.files import publish
 from yatt.adapters.lines import MOST, Record, is_number, read_records
 
 STEP = "training/global_step"
+CHANGED_INPUTS = "training/changed_inputs"
+"""In the first row after a resume: number of inputs that are others than when its checkpoint was written."""
+
 TIME_PREFIXES = (
     "timing_s/", "timing_per_token_ms/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/",
 )  # fmt: skip

@@ -7,6 +7,7 @@ run. The fields that `yatt.obs.events.FIELDS` names are there.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from yatt.obs.events import changed_inputs
 from yatt.obs.slab_events import as_split_choice, split_in_words
 
 Event = Mapping[str, Any]
@@ -34,7 +35,9 @@ def _restarted(event: Event) -> str:
 
 def _resumed(event: Event) -> str:
     where = ", which only the nodes' disks have" if event.get("is_local") is True else ""
-    return f"resumed from iteration {event['iteration']}{where}" if event["iteration"] else ""
+    changed = changed_inputs(event)
+    others = f"; others than then: {', '.join(changed)}" if changed else ""
+    return f"resumed from iteration {event['iteration']}{where}{others}" if event["iteration"] else ""
 
 
 def _committed(event: Event) -> str:

@@ -47,7 +47,8 @@ pre { white-space:pre-wrap; overflow-wrap:anywhere; margin:2px 0 8px; padding:8p
 svg { display:block; width:100%; height:auto; } svg.timeline { min-width:760px; margin-bottom:14px; }
 svg text { fill:var(--ink); font-size:12px; font-family:inherit; } svg text.tick { fill:var(--soft);
   font-size:11px; } svg text.on { fill:#fff; font-size:11.5px; pointer-events:none; }
-.grid { stroke:var(--rule); stroke-width:1; } .axis { stroke:var(--soft); } .lane { fill:var(--lane); }
+.grid { stroke:var(--rule); stroke-width:1; } .axis, .change { stroke:var(--soft); }
+.change { stroke-width:1.5; stroke-dasharray:3 3; } .lane { fill:var(--lane); }
 .faint { opacity:.3; } .line { fill:none; stroke-width:2; stroke-linejoin:round; stroke:currentColor; }
 .dot { fill:currentColor; stroke:var(--card); stroke-width:1; }
 .c1 { color:var(--c1); } .c2 { color:var(--c2); } .c3 { color:var(--c3); } .c4 { color:var(--c4); }

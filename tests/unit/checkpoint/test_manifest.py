@@ -216,3 +216,14 @@ def test_a_seal_covers_what_it_seals_and_nothing_of_itself(store):
     whole = manifest(store, 2)
     assert sealed_manifest(whole) == sealed_manifest(msgspec.structs.replace(whole, seal="anything"))
     assert sealed_manifest(whole) != sealed_manifest(msgspec.structs.replace(whole, attempt=2))
+
+
+def test_inputs_are_kept_and_a_manifest_of_an_older_yatt_has_none(store):
+    checkpoints = started(store)
+    plain = manifest(store, 1)
+    checkpoints.commit(plain)
+    assert b"inputs" not in store.read("manifests/00000001.000001.json"), "as older yatts wrote it"
+    inputs = {"tokenizer": "ab12", "rewards[digits]": "cd34"}
+    checkpoints.commit(msgspec.structs.replace(manifest(store, 2), inputs=inputs))
+    found = checkpoints.newest().manifest
+    assert (found.iteration, found.inputs) == (2, inputs)

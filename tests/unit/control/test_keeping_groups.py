@@ -388,21 +388,3 @@ def test_a_folder_or_a_pipe_under_a_file_s_name_is_passed_over(make: Make) -> No
     os.mkfifo(folder / kept_files.KeptFile(1, 2, 0, 1).name)
     assert len(asyncio.run(bench.advance(1, 2)).groups) == 2
     assert len(events(bench, "groups.pass_over")) == 2
-
-
-def test_the_digest_covers_functions_and_both_ends_of_models(make: Make) -> None:
-    bench = make(answers)
-    digest = kept_files.files_digest(bench.node.config)
-    assert digest == kept_files.files_digest(bench.node.config)
-    weights = next(Path(bench.node.config.model.path).glob("*.safetensors"))
-    function = Path(bench.node.config.rewards[0].path)
-    (helper := function.with_name("helper.py")).write_text("score = 1\n")
-    before, digest = digest, kept_files.files_digest(bench.node.config)
-    assert digest != before, "the function can import it"
-    for path, at in ((function, 0), (helper, 8), (weights, -1), (weights, 10)):
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
-        path.write_bytes(data)
-        changed = kept_files.files_digest(bench.node.config)
-        assert changed != digest
-        digest = changed

@@ -1,7 +1,7 @@
 """The curves of a report."""
 
-from yatt.obs.curves import small_charts
-from yatt.obs.metrics import STEP
+from yatt.obs.curves import REWARD, reward_chart, small_charts
+from yatt.obs.metrics import CHANGED_INPUTS, STEP
 
 
 def test_efficiency_is_drawn_where_it_is_known() -> None:
@@ -20,3 +20,12 @@ def test_efficiency_is_drawn_where_it_is_known() -> None:
     ]
     memory = charts["Device memory of trainer ranks (GB)"]
     assert "allocated" in memory and "reserved" in memory
+
+
+def test_changed_inputs_are_a_line_between_two_iterations() -> None:
+    rows = [{STEP: step, REWARD: 0.5} for step in range(4)]
+    assert "inputs are others" not in reward_chart(rows)
+    rows[2][CHANGED_INPUTS] = 2
+    drawn = reward_chart(rows)
+    assert drawn.count('class="change"') == 1
+    assert "<title>from iteration 2 on: 2 inputs are others (see Timeline)</title>" in drawn

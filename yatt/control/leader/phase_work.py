@@ -27,7 +27,7 @@ from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import ROLLOUT, dp_lead_ranks
 from yatt.errors import EXIT_FINISHED
-from yatt.obs.metrics import RowFile, named, read_rows, validation_of
+from yatt.obs.metrics import CHANGED_INPUTS, RowFile, named, read_rows, validation_of
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
@@ -117,8 +117,10 @@ class PhaseWork:
         self.slabs.resumed(found.row)
         self._events.emit(
             "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes,
-            is_local=found.is_local,
+            is_local=found.is_local, changed=list(found.changed),
         )  # fmt: skip
+        if found.changed:
+            self._row.count({CHANGED_INPUTS: len(found.changed)})
         return found
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
@@ -228,6 +230,7 @@ class PhaseWork:
             run_id=config.run.id, config_hash=self._node.config_hash, files=(), nodes=(),
             common=msgspec.Raw(next(node.common for node in taken if node.common != b"{}")),
             row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
+            inputs=dict(self._node.inputs) or msgspec.UNSET,
         )  # fmt: skip
         size_bytes = sum(node.size_bytes for node in taken)
         self._events.emit("ckpt.begin", iteration=iteration, size_bytes=size_bytes)

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from yatt.adapters.input_digests import input_rules
 from yatt.adapters.patience import patiently
 from yatt.adapters.thread_call import call_in_thread
 from yatt.checkpoint.local_commits import LocalCommits
@@ -13,6 +16,7 @@ from yatt.checkpoint.run_store import Stores, check_presence, open_run_store, st
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.node import Node
 from yatt.control.store_watch import store_sayer
+from yatt.core import inputs
 from yatt.core.checkpoint_names import manifest_name
 from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoCheckpointLeft
 from yatt.obs.events import EventLog
@@ -36,6 +40,9 @@ class Resumed:
     is_local: bool = False
     """Whether it is a local commit, which is not in the store."""
 
+    changed: tuple[str, ...] = ()
+    """Inputs that are others than when it was written (`yatt.core.inputs`)."""
+
 
 class Restoring:
     """Restores the trainers of all trainer nodes.
@@ -54,7 +61,7 @@ class Restoring:
         Raises:
             NoCheckpointLeft: no existing checkpoint can be restored.
             CheckpointsMissing: there is none, and the run's ledger has commits.
-            ConfigError: the run cannot continue from the other run's checkpoint.
+            ConfigError: the run cannot continue from the other run's checkpoint, or not with its inputs.
         """
         found = await call_in_thread(self._checkpoints.candidates)
         for name in found.stale:
@@ -79,7 +86,13 @@ class Restoring:
 
     def _resumed(self, manifest: Manifest, *, is_local: bool) -> Resumed:
         unwritten, row = tuple(map(unnamed, manifest.unwritten)), unnamed(manifest.row)
-        return Resumed(manifest, manifest.iteration, row, unwritten, self._local_bytes, is_local)
+        before = {} if manifest.inputs is msgspec.UNSET else manifest.inputs
+        changed = inputs.changes(before, self._node.inputs, input_rules(self._node.config))
+        if changed.refused:  # the launcher finds this earlier, if the run folder has its records
+            raise ConfigError(inputs.refusal(changed.refused, str(self._node.paths.root)))
+        return Resumed(
+            manifest, manifest.iteration, row, unwritten, self._local_bytes, is_local, changed.told
+        )
 
     async def _kept(self) -> tuple[Manifest | None, list[str]]:
         """Restores the newest local commit that is newer than the store and whole on these nodes. Returns its

@@ -56,7 +56,7 @@ class KeptGroups:
 
     Args:
         data: fingerprint of the training files.
-        files: digest of other files (`kept_files.files_digest`).
+        files: digest of the other inputs that decide about samples and scores.
         writer: makes the writes, in order; it is used for nothing else.
     """
 

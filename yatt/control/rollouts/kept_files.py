@@ -5,7 +5,6 @@ per group: its number, the number of scores that it has, and the group with its 
 checkpoints (`yatt.control.rollouts.carried`). Everything here blocks: not for an event loop.
 """
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from yatt.adapters.record_file import RecordPlace, RecordReader, encoded
-from yatt.config.schema import RunConfig
 from yatt.control.rollouts.groups import PromptGroup
 from yatt.core import kept_groups as rules
 from yatt.core.kept_groups import KeptFile, KeptRecord, Origin, Share, kept_file
@@ -23,8 +21,6 @@ from yatt.core.kept_groups import KeptFile, KeptRecord, Origin, Share, kept_file
 KIND = b"yatt kept groups "
 LINE = KIND + b"1\n"
 MOST_ORIGIN_BYTES = 1 << 16
-END_BYTES = 4096
-"""Bytes at both ends of a model's file that its digest covers."""
 
 
 class KeptGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,33 +157,3 @@ def remove_files(folder: Path, chosen: Callable[[list[KeptFile]], Iterable[KeptF
             (folder / file.name).unlink(missing_ok=True)
     except OSError:
         return
-
-
-def files_digest(config: RunConfig) -> str:
-    """Returns a digest of the files that decide about samples and scores: the user's functions, the Python
-    files beside them, and the ends of the models' files.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    digest = hashlib.sha256()
-    functions = [config.environment.path]
-    functions += [reward.path for reward in config.rewards] + [genrm.path for genrm in config.genrms]
-    for path in functions:
-        if path and not path.startswith("builtin:"):
-            for file in sorted({Path(path), *Path(path).parent.glob("*.py")}):  # it can import these
-                digest.update(f"{file.name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
-    for model in (config.model.path, *(genrm.model for genrm in config.genrms if genrm.has_engine)):
-        for file in sorted(Path(model).iterdir()):
-            if file.is_file():
-                digest.update(hashlib.sha256(_ends(file)).digest())
-    return digest.hexdigest()[:16]
-
-
-def _ends(path: Path) -> bytes:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - END_BYTES))
-        last = file.read(END_BYTES)
-        file.seek(0)
-        return f"{path.name} {size} ".encode() + file.read(END_BYTES) + last
