@@ -54,7 +54,7 @@ class DataSection:
 
     train_files: tuple[Annotated[str, FILE], ...]
     """JSONL or parquet files, patterns of them (`data/*.jsonl`), or data sets of the Hugging Face hub:
-    `hf:REPOSITORY:SPLIT` or `hf:REPOSITORY:CONFIG:SPLIT`, fetched once when the run is started."""
+    `hf:REPOSITORY[@REVISION][:CONFIG]:SPLIT`, fetched when the run is started."""
 
     val_files: tuple[Annotated[str, FILE], ...] = ()
     """Held-out prompts, scored by `validation`; written like train_files."""

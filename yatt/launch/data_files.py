@@ -2,8 +2,9 @@
 made.
 
 What is made lies beside the run folder, in ``RUN.data``: on the filesystem that all nodes share, and is made
-once. A made file is named by a digest of rows and function, so a start with the same sources finds it, and
-one with others makes another. A run's config names the made files.
+once. A made file is named by a digest of what it is made of: of a data set, its whole entry and the commit of
+its repository; of mapped rows, the rows, the function's file and what that imports. So a start with the same
+sources finds it, and one with others makes another. A run's config names the made files.
 """
 
 import glob
@@ -17,15 +18,19 @@ from functools import partial
 from pathlib import Path
 
 from yatt.adapters.files import make_private
+from yatt.adapters.input_digests import imported_files
 from yatt.adapters.trial import raise_found, trial_process
 from yatt.config.schema import DataSection, RunConfig
 from yatt.core.exits import describe_exit
 from yatt.errors import ConfigError
+from yatt.launch.fetched import read_fetched
 
 HUB = "hf:"
 _HUB_ENTRY = re.compile(
-    r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?|/[^:]+)(?::(?P<config>[^:]+))?:(?P<split>[^:]+)"
+    r"hf:(?:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?|(?P<folder>/[^:]+))"
+    r"(?::(?P<config>[^:]+))?:(?P<split>[^:]+)"
 )
+FORM = "hf:REPOSITORY[@REVISION][:CONFIG]:SPLIT"
 CHILD = "yatt.launch.making_data"
 
 
@@ -41,7 +46,7 @@ def with_files(config: RunConfig) -> RunConfig:
 def _files_of(entry: str, key: str) -> list[str]:
     if entry.startswith(HUB):
         if not _HUB_ENTRY.fullmatch(entry):
-            raise ConfigError(f"{key}: {entry}: write hf:REPOSITORY:SPLIT or hf:REPOSITORY:CONFIG:SPLIT.")
+            raise ConfigError(f"{key}: {entry}: write {FORM}.")
         return [entry]
     path = str(Path(entry).expanduser().absolute())
     if not glob.has_magic(path) or Path(path).exists():
@@ -115,10 +120,14 @@ def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
         return [entry]
     parts = _HUB_ENTRY.fullmatch(entry)
     assert parts is not None, "checked by `with_files`"
-    target = folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', entry)}.parquet"
-    arguments = [parts["repository"], parts["config"] or "", parts["split"]]
-    _make("fetch", arguments, target, f"{key}: {entry}", limit_s)
-    return [str(target)]
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", entry.removeprefix(HUB)).strip("-")[:40]
+    stem = folder / f"hf-{readable}-{hashlib.sha256(entry.encode()).hexdigest()[:12]}"
+    arguments = [parts["repository"] or parts["folder"], parts["revision"] or "", parts["config"] or ""]
+    sys.stderr.write(f"yatt: fetching {entry}, unless it is there ({key})\n")
+    _make("fetch", [entry, *arguments, parts["split"]], stem, f"{key}: {entry}", limit_s)
+    found = read_fetched(stem)
+    sys.stderr.write(f"yatt: {key}: {entry} is {found.in_words()}\n")
+    return [str(found.path)]
 
 
 def _mapped(folder: Path, made: set[str], config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001
@@ -127,25 +136,26 @@ def _mapped(folder: Path, made: set[str], config: RunConfig, source: str, key: s
         return [source]  # of a config that was made before
     try:
         with open(source, "rb") as rows:
-            made_from = hashlib.file_digest(rows, "sha256").digest() + path.read_bytes() + name.encode()
+            made_from = hashlib.file_digest(rows, "sha256")
+        made_from.update(name.encode())
+        for file in imported_files(path):
+            made_from.update(hashlib.sha256(file.read_bytes()).digest())
     except OSError as error:
         raise ConfigError(f"data.map: {error.filename} cannot be read ({error.strerror}).") from error
-    digest = hashlib.sha256(made_from).hexdigest()[:16]
-    target = folder / f"mapped-{Path(source).stem[:40]}-{digest}.jsonl"
-    _make("map", [source, str(path), name], target, f"data.map: {path}", config.launch.phase_timeout_s)
+    target = folder / f"mapped-{Path(source).stem[:40]}-{made_from.hexdigest()[:16]}.jsonl"
+    if not target.is_file():
+        sys.stderr.write(f"yatt: making {target} (data.map: {path})\n")
+        _make("map", [source, str(path), name], target, f"data.map: {path}", config.launch.phase_timeout_s)
     return [str(target)]
 
 
 def _make(kind: str, arguments: list[str], target: Path, about: str, limit_s: float) -> None:
-    """Makes a file in another process, unless it is there.
+    """Makes a file in another process.
 
     Raises:
         ConfigError: it could not be made; `about` begins the message.
     """
-    if target.is_file():
-        return
     make_private(target.parent)
-    sys.stderr.write(f"yatt: making {target} ({about})\n")
     with trial_process(CHILD, [about, str(target), kind, str(target), *arguments]) as trial:
         try:
             how = describe_exit(trial.process.wait(limit_s))

@@ -7,7 +7,9 @@ whole, by a rename.
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +17,91 @@ from yatt.adapters.data_rows import raw_rows
 from yatt.adapters.trial import answer_trial
 from yatt.adapters.user_module import load_module, where_raised
 from yatt.errors import ConfigError, words_of
+from yatt.launch.fetched import Fetched, note, noted
+
+ASK_S = 20.0
+"""Longest wait for the hub's answer about a data set's commit."""
 
 
 def make(kind: str, made: str, *arguments: str) -> None:
-    """Makes the file `made`: fetches a data set (`fetch`) or applies a function to rows (`map`).
+    """Fetches a data set (`fetch`), or applies a function to the rows of a file (`map`).
 
     Raises:
         ConfigError: it cannot be made.
     """
-    target = Path(made)
+    if kind == "fetch":
+        _fetch(made, *arguments)
+    else:
+        source, path, name = arguments
+        _whole(Path(made), partial(_map, source, path, name))
+
+
+def _whole(target: Path, write: Callable[[Path], object]) -> None:
+    """Calls `write` with the path of a file, which then appears as `target`."""
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        (_fetch if kind == "fetch" else _map)(unfinished, *arguments)
+        write(unfinished)
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _fetch(target: Path, repository: str, config: str, split: str) -> None:
+def _fetch(made: str, entry: str, repository: str, revision: str, config: str, split: str) -> None:
+    """Fetches a data set, unless this commit of it is there, and notes it.
+
+    Args:
+        made: path of the entry's files, without their ends.
+        repository: of the hub, or a folder, which has no commits and is read once.
+    """
+    stem = Path(made)
+    earlier = noted(stem)
+    if earlier is not None and (repository.startswith("/") or earlier.commit == revision):
+        return
+    try:
+        commit = _commit(entry, repository, revision)
+    except ConfigError as error:
+        if earlier is None:
+            raise
+        note(stem, replace(earlier, unasked=str(error)))
+        return
+    target = stem.with_name(f"{stem.name}{commit and '-'}{commit[:12]}.parquet")
+    if not target.is_file():
+        _whole(target, partial(_download, entry, repository, commit, config, split))
+    note(stem, Fetched(path=target, entry=entry, commit=commit))
+
+
+def _commit(entry: str, repository: str, revision: str) -> str:
+    """Returns the commit of a repository of the hub; empty for a folder.
+
+    Raises:
+        ConfigError: the hub does not say it.
+    """
+    if repository.startswith("/"):
+        return ""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ConfigError(f"{entry}: needs the package datasets; pip install 'yatt[hub]'.") from error
+    try:
+        about = huggingface_hub.HfApi().dataset_info(repository, revision=revision or None, timeout=ASK_S)
+    except Exception as error:  # the library's own errors and the network's
+        raise ConfigError(f"{entry}: cannot be fetched: {words_of(error)}") from error
+    return str(about.sha or revision)
+
+
+def _download(entry: str, repository: str, commit: str, config: str, split: str, target: Path) -> None:
     try:
         import datasets
     except ImportError as error:
-        raise ConfigError(f"hf:{repository}: needs the package datasets; pip install 'yatt[hub]'.") from error
+        raise ConfigError(f"{entry}: needs the package datasets; pip install 'yatt[hub]'.") from error
     try:
-        rows = datasets.load_dataset(repository, config or None, split=split)
+        rows = datasets.load_dataset(repository, config or None, split=split, revision=commit or None)
         rows.to_parquet(str(target))
     except Exception as error:  # the library's own errors, the network's, and those of its drivers
-        raise ConfigError(f"hf:{repository}: cannot be fetched: {words_of(error)}") from error
+        raise ConfigError(f"{entry}: cannot be fetched: {words_of(error)}") from error
 
 
-def _map(target: Path, source: str, path: str, name: str) -> None:
+def _map(source: str, path: str, name: str, target: Path) -> None:
     function = getattr(load_module(Path(path), "data.map"), name, None)
     if not callable(function):
         raise ConfigError(f"data.map_function: {path} has no function {name!r}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub_server import HubServer
 from tests.obs_runs import make_run
 from yatt.config.load import load, load_resolved
 from yatt.errors import ConfigError
@@ -73,8 +74,8 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path, config_of
     ("entry", "says"),
     [
         ("{}/none-*.jsonl", "data.train_files: no file fits the pattern"),
-        ("hf:openai/gsm8k", "write hf:REPOSITORY:SPLIT or hf:REPOSITORY:CONFIG:SPLIT"),
-        ("hf:a/b/c:train", "write hf:REPOSITORY:SPLIT"),
+        ("hf:openai/gsm8k", "write hf:REPOSITORY[@REVISION][:CONFIG]:SPLIT"),
+        ("hf:a/b/c:train", "write hf:REPOSITORY"),
     ],
 )
 def test_an_entry_that_names_nothing_is_refused(tmp_path, config_of, entry, says):
@@ -115,6 +116,18 @@ def test_rows_are_mapped_once_and_again_if_source_or_function_change(
     other = with_made_data(config).data.train_files
     assert other != made.data.train_files and rows_in(other[1])[1]["prompt"] == "b0."
     assert not (tmp_path / "__pycache__").exists()
+
+
+def test_rows_are_mapped_again_if_what_the_function_imports_has_changed(tmp_path, config_of):
+    (tmp_path / "rows.py").write_text(
+        "from ends import END\ndef map_row(row): return {'prompt': row['question'] + END}\n"
+    )
+    helper = tmp_path / "ends.py"
+    config = config_of(train_files=(f"{tmp_path}/b.jsonl",), map=str(tmp_path / "rows.py"), weights={})
+    for end in ("?", "!"):
+        helper.write_text(f"END = {end!r}\n")
+        (path,) = with_made_data(config).data.train_files
+        assert [row["prompt"] for row in rows_in(path)] == [f"b0{end}", f"b1{end}"]
 
 
 def test_mapped_rows_are_not_mapped_again_however_their_folder_is_written(tmp_path, config_of, monkeypatch):
@@ -181,8 +194,71 @@ def test_a_data_set_is_fetched_once(tmp_path, config_of, monkeypatch):
     assert made.data.weights == {path: 2.0} and len(parquet.read_table(made.data.val_files[0])) == 2
     (repository / "train.jsonl").unlink()
     assert with_made_data(config) == made
-    with pytest.raises(ConfigError, match=r"hf:/.*none: cannot be fetched"):
+    with pytest.raises(ConfigError, match=r"hf:/.*none:train: cannot be fetched"):
         with_made_data(config_of(train_files=(f"hf:{tmp_path}/none:train",)))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    with HubServer("group/sums") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # of engines, for all tests
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        yield hub
+
+
+def split(**rows: str) -> dict[str, bytes]:
+    """Files of a data set: the row of each split."""
+    return {f"{name}.jsonl": json.dumps({"prompt": row}).encode() + b"\n" for name, row in rows.items()}
+
+
+def fetched(config) -> list[str]:
+    """The first prompt of each training file."""
+    import pyarrow.parquet as parquet
+
+    return [parquet.read_table(path).to_pylist()[0]["prompt"] for path in config.data.train_files]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_new_start_takes_the_hubs_newest_commit_and_says_which(tmp_path, config_of, hub, capsys):
+    first = hub.commit(split(train="one", test="held out"))
+    newest = config_of(train_files=("hf:group/sums:train",))
+    pinned = config_of(train_files=(f"hf:group/sums@{first}:train",))
+    assert fetched(with_made_data(newest)) == fetched(with_made_data(pinned)) == ["one"]
+    assert f"data.train_files: hf:group/sums:train is commit {first[:12]}" in capsys.readouterr().err
+    second = hub.commit(split(train="two", test="held out"))
+    assert fetched(with_made_data(newest)) == ["two"], "the folder of a removed run has the old rows"
+    assert f"is commit {second[:12]}" in capsys.readouterr().err
+    hub.asked.clear()
+    assert fetched(with_made_data(pinned)) == ["one"] and hub.asked == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_entries_that_look_alike_are_files_of_their_own(config_of, hub):
+    hub.commit(split(train="one", test="held out"))
+    entries = ("hf:group/sums:train", "hf:group/sums:train+test", "hf:group/sums@main:train")
+    made = with_made_data(config_of(train_files=entries)).data.train_files
+    assert len(set(made)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hub_that_is_away_costs_the_question_only(config_of, hub, capsys):
+    commit = hub.commit(split(train="one"))
+    config = config_of(train_files=("hf:group/sums:train",))
+    made = with_made_data(config)
+    hub.commits.clear()
+    assert with_made_data(config) == made
+    said = capsys.readouterr().err
+    assert (
+        f"is commit {commit[:12]}" in said and "the hub was not asked for a newer one: hf:group/sums" in said
+    )
+    Path(made.data.train_files[0]).unlink()
+    with pytest.raises(ConfigError, match=r"hf:group/sums:train: cannot be fetched"):
+        with_made_data(config)
 
 
 def test_weights_name_entries_and_are_not_all_zero(tmp_path):
