@@ -8,13 +8,16 @@ import sys
 
 import pytest
 
+from tests import obs_runs
 from tests.faults.test_folder_between_attempts import Process
-from tests.obs_runs import make_run, metrics
+from tests.obs_runs import metrics
 from tests.runs import HANG_S, wait_for
+from yatt.adapters.files import publish, sealed
+from yatt.adapters.ledger import COMMITTED, note
 from yatt.config.load import load_resolved
 from yatt.launch.follower import Followers
 from yatt.obs.metrics import STEP, RowFile
-from yatt.obs.trackers.follow import Samples, new_rows, tracked_run
+from yatt.obs.trackers.follow import Rows, Samples, tracked_run
 from yatt.obs.trackers.mlflow import metric_name
 from yatt.obs.trackers.state import SAMPLES, TrackerState
 from yatt.obs.trackers.wandb import settings_of
@@ -44,6 +47,17 @@ class Lines:
 def make_tracker(run):
     return Lines(run)
 """
+
+
+def make_run(folder, *, logging=None, **more):
+    """A run whose trackers get rows at once, unless it says something else."""
+    return obs_runs.make_run(folder, logging={"send_rows": "at_once", **(logging or {})}, **more)
+
+
+def committed(paths, iteration, *, attempt):
+    """What an attempt's leader leaves after a commit."""
+    (paths.claims / f"{attempt:06d}").mkdir(parents=True, exist_ok=True)
+    note(paths, attempt, COMMITTED, {"iteration": iteration})
 
 
 def last_step(paths, tracker="wandb"):
@@ -408,9 +422,44 @@ def test_nothing_is_started_without_trackers(tmp_path):
     assert not paths.tracker("wandb").exists() and not paths.trackers.exists()
 
 
-def test_each_step_is_new_once():
-    rows = [{STEP: 2, "a": None}, {STEP: 3, "a": 1.0}, {STEP: 3, "a": 2.0}, {STEP: 1}]
-    assert new_rows(rows, 2) == [{STEP: 3, "a": 1.0}]
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_tracker_never_has_numbers_of_iterations_that_were_lost(tmp_path, is_killed):
+    """An attempt is at 7 with a checkpoint of 4; the next one repeats 5 to 7, with other numbers."""
+    (tmp_path / "lines.py").write_text(OWN)
+    tracker = {"trackers": [str(tmp_path / "lines.py")], "send_rows": "committed"}
+    paths = make_run(tmp_path, rows=metrics(7), logging=tracker)
+    committed(paths, 4, attempt=1)
+    follower, said = started(paths)
+    until(lambda: last_step(paths, "lines") == 4, "rows that the checkpoint covers were not logged")
+    if is_killed:
+        follower.end(HANG_S)
+    RowFile(paths.metrics, 5, lambda: None).close()
+    append(paths, [{**row, "critic/rewards/mean": 100.0 + row[STEP]} for row in metrics(8)[4:]])
+    committed(paths, 4, attempt=2)
+    if is_killed:
+        follower, said = started(paths)
+    committed(paths, 6, attempt=2)
+    until(lambda: last_step(paths, "lines") == 6, "rows of the second attempt were not logged")
+    publish(paths.finished, sealed({}, 2))
+    follower.end(HANG_S)
+    lines = [json.loads(line) for line in (paths.tracker("lines") / "lines.jsonl").read_text().splitlines()]
+    logged = [(step, value) for kind, step, value in lines if kind == "row"]
+    assert logged == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 105.0), (6, 106.0), (7, 107.0), (8, 108.0)]
+    assert said == []
+
+
+def test_each_step_is_new_once(tmp_path):
+    paths = make_run(
+        tmp_path, rows=[{STEP: 2}, {STEP: 3, "a": 1.0, "b": None}, {STEP: 3, "a": 2.0}, {STEP: 1}]
+    )
+    rows = Rows(paths.metrics, 2)
+    assert list(rows.until(2)) == []
+    assert list(rows.until(9)) == [{STEP: 3, "a": 1.0}]
+    append(paths, [{STEP: 4, "a": 4.0}, {STEP: 5}])
+    assert list(rows.until(3)) == []
+    RowFile(paths.metrics, 4, lambda: None).close()
+    append(paths, [{STEP: 4, "a": 5.0}])
+    assert list(rows.until(9)) == [{STEP: 4, "a": 5.0}], "of a file that was written anew"
 
 
 def test_only_an_online_run_asks_wandb_to_resume(tmp_path):

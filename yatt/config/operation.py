@@ -330,6 +330,12 @@ class LoggingSection:
     in the run folder), or a Python file of your own that defines make_tracker. metrics.jsonl is always
     written."""
 
+    send_rows: Literal["committed", "at_once"] = "committed"
+    """When a tracker gets an iteration's row. committed: once a checkpoint covers it, so that no tracker
+    keeps numbers of iterations that were lost and trained again; curves come in pieces of
+    checkpoint.save_every. at_once: at the end of the iteration; of one that is trained again a tracker keeps
+    the first numbers."""
+
     send_samples: bool = False
     """Send the samples of samples.jsonl too (prompts, completions, scores), as a table, to all trackers."""
 

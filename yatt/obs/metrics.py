@@ -127,6 +127,18 @@ def validation_of(rows: Iterable[Record], iteration: int) -> Record:
     return {key: value for row in found for key, value in row.items() if key.startswith(VALIDATIONS)}
 
 
+def completes(row: Record, draft: Record) -> bool:
+    """Whether a row of the file is the one of which a checkpoint has a draft. Rows of the file are complete.
+
+    Args:
+        draft: what the checkpoint's attempt knew of the row when it saved.
+    """
+    return all(
+        key in row and (row[key] == value or (row[key] != row[key] and value != value))
+        for key, value in draft.items()
+    )
+
+
 def of_iteration(record: Record) -> Record | None:
     """Returns the record if it has a valid iteration number."""
     step = record.get(STEP)

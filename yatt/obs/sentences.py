@@ -35,9 +35,20 @@ def _restarted(event: Event) -> str:
 
 def _resumed(event: Event) -> str:
     where = ", which only the nodes' disks have" if event.get("is_local") is True else ""
+    if not event["iteration"] and not _again(event):
+        return ""
     changed = changed_inputs(event)
     others = f"; others than then: {', '.join(changed)}" if changed else ""
-    return f"resumed from iteration {event['iteration']}{where}{others}" if event["iteration"] else ""
+    return f"resumed from iteration {event['iteration']}{where}{_again(event)}{others}"
+
+
+def _again(event: Event) -> str:
+    """What is said of iterations that an earlier attempt had run and not saved."""
+    first, last = event["iteration"] + 1, event.get("lost", 0)
+    if not isinstance(last, int) or last < first:
+        return ""
+    which = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
+    return f"; {which} trained again"
 
 
 def _committed(event: Event) -> str:

@@ -16,9 +16,9 @@ from yatt.cli.look import status
 from yatt.launch.known import known_file, known_runs, remember
 from yatt.obs.console import Console, duration
 from yatt.obs.events import reason_of_end
-from yatt.obs.metrics import STEP, RowFile, as_row, read_rows
+from yatt.obs.metrics import STEP, RowFile, read_rows
 from yatt.obs.report import write_report
-from yatt.obs.trackers.follow import new_rows
+from yatt.obs.trackers.follow import Rows
 from yatt.obs.trackers.state import TrackerState
 from yatt.obs.view import RunView
 
@@ -225,7 +225,7 @@ def test_any_number_of_any_column_may_be_any_number(run, capsys, number, seed):
     console.update()
     console.close()
     assert "display failed" not in console._out.getvalue() and len(view.rows) == 8
-    assert len(new_rows(Tail(run.metrics, as_row).read()[0], -1)) == 8
+    assert len(list(Rows(run.metrics, -1).until(math.inf))) == 8
     assert math.isfinite(view.eta_s() or 0.0) and duration(math.inf) == "inf"
 
 

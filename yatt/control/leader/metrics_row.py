@@ -36,6 +36,9 @@ class MetricsRow:
         self._file: RowFile | None = None
         self._unwritten: list[dict[str, Any]] = []
         self._is_flushed = False
+        self._has_times = True
+        """Whether the current row is of an iteration that this attempt has run from its begin."""
+
         self._counters: dict[str, float] = {}
         self._timing: dict[str, float] = {}
         self._spent: dict[str, float] = {}
@@ -51,14 +54,19 @@ class MetricsRow:
         self, file: RowFile, row: dict[str, Any], *, written: Iterable[dict[str, Any]],
         unwritten: tuple[dict[str, Any], ...],
     ) -> None:  # fmt: skip
-        """Resumes with the row of a checkpoint, and with the rows that its attempt had not written.
+        """Resumes with the row of a checkpoint, and with the rows that its attempt had not written. If the
+        file has kept the checkpoint's own row, that is complete, and is not written again.
 
         Args:
             written: rows of the file, also later ones that it had before this resume.
         """
         self._file, self.values = file, row
+        self._is_flushed, self._has_times = row[STEP] in file.steps, False
+        self._timing, self._spent = {}, {}  # starting is no iteration's time
+        self._began_s = self._category_began_s = clock.monotonic_s()
         earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}
-        self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step < row[STEP])
+        last = row[STEP] if self._is_flushed else row[STEP] - 1
+        self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step <= last)
         for earlier in unwritten:
             if earlier[STEP] < row[STEP] and earlier[STEP] not in file.steps:  # `flush` writes `row` itself
                 self._write(earlier)
@@ -97,7 +105,7 @@ class MetricsRow:
         """Fills the iteration's row with the values that are known after training."""
         facts = [fact for group in groups for fact in group.samples]
         self.values = {STEP: iteration, **trained[0].metrics, **self._counters}
-        self._is_flushed = False
+        self._is_flushed, self._has_times = False, True
         self.values["rollout/groups"] = len(groups)
         flat = sum(is_flat([fact.reward for fact in group.samples]) for group in groups)
         self.values[FLAT_GROUPS] = flat / len(groups)
@@ -126,18 +134,21 @@ class MetricsRow:
             return
         self._is_flushed = True
         now_s = clock.monotonic_s()
-        step_s = now_s - self._began_s
         self.enter(self._category, now_s)  # a row may end within a phase
-        self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
-        self.values["timing_s/step"] = self.values["perf/time_per_step"] = step_s
-        self.values.update(step_metrics(self._spent, step_s))
-        tokens = self.values.get("perf/total_num_tokens", 0)
-        self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
+        if self._has_times:
+            self._add_times(now_s - self._began_s)
         if self.values[STEP] or any(key.startswith("val-core/") for key in self.values):
             self._write(dict(self.values))
         if self.values[STEP]:
             self._alarms.see(self.values)
         self._timing, self._spent, self._began_s = {}, {}, now_s
+
+    def _add_times(self, step_s: float) -> None:
+        self.values.update({f"timing_s/{name}": seconds for name, seconds in self._timing.items()})
+        self.values["timing_s/step"] = self.values["perf/time_per_step"] = step_s
+        self.values.update(step_metrics(self._spent, step_s))
+        tokens = self.values.get("perf/total_num_tokens", 0)
+        self.values["perf/throughput"] = tokens / step_s / self._node.placement.num_gpus
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "opened by BUILD, which comes first"

@@ -27,7 +27,7 @@ from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import ROLLOUT, dp_lead_ranks
 from yatt.errors import EXIT_FINISHED
-from yatt.obs.metrics import CHANGED_INPUTS, RowFile, named, read_rows, validation_of
+from yatt.obs.metrics import CHANGED_INPUTS, STEP, RowFile, completes, named, read_rows, validation_of
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
@@ -110,14 +110,17 @@ class PhaseWork:
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         before = await self._patiently(partial(read_rows, paths.metrics))
-        file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
-        row = {**validation_of(before, found.iteration), **found.row}
+        whole = [row for row in before if found.adopted and completes(row, found.row)]
+        keep_before = found.iteration + bool(whole)
+        file = await self._patiently(partial(RowFile, paths.metrics, keep_before, guard))
+        row = whole[-1] if whole else {**validation_of(before, found.iteration), **found.row}
         self._row.resume(file, row, written=before, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self.slabs.resumed(found.row)
         self._events.emit(
             "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes,
             is_local=found.is_local, changed=list(found.changed),
+            lost=max((row[STEP] for row in before), default=0),
         )  # fmt: skip
         if found.changed:
             self._row.count({CHANGED_INPUTS: len(found.changed)})

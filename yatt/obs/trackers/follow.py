@@ -1,15 +1,17 @@
 """Sends a run's metrics to one tracker; a separate process beside the run, one for each tracker.
 
-It only reads ``metrics.jsonl`` and ``samples.jsonl``. If it fails, or if the tracker is slow, missing or
-unreachable, training does not wait for it.
+It only reads ``metrics.jsonl``, ``samples.jsonl`` and the records of commits. If it fails, or if the tracker
+is slow, missing or unreachable, training does not wait for it.
 
 A run keeps one id at the tracker over all its attempts. A resumed attempt repeats the iterations after its
-checkpoint. Steps already logged are not logged again, so a tracker shows the first result of such an
-iteration and the report the last one.
+checkpoint, and few trackers can replace what they have. So a row is logged when a checkpoint covers it. With
+`logging.send_rows: at_once` it is logged when it is written; then a tracker shows the first result of such an
+iteration, and the report the last one.
 """
 
 import argparse
 import importlib
+import math
 import signal
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from yatt.adapters.files import make_within
+from yatt.adapters.ledger import COMMITTED, known_commit, newest_attempt, record, run_is_finished
 from yatt.adapters.lines import MOST, Record, Tail
 from yatt.adapters.patience import patiently
 from yatt.adapters.run_config import load_run
@@ -35,6 +38,7 @@ from yatt.obs.trackers.tracker import FACTORY, TrackedRun, Tracker, shown_config
 from yatt.paths import RunPaths
 
 POLL_S = 0.25
+LOOK_S = 1.0
 
 
 def follow(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
@@ -49,11 +53,12 @@ def follow(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
     patiently(partial(make_within, paths.root, folder))
     state = TrackerState(folder)
     opened = open_tracker(tracker, patiently(partial(tracked_run, paths, config, state)))
-    rows, last = Tail(paths.metrics, as_row), patiently(state.last)
+    last = patiently(state.last)
+    rows, covered = Rows(paths.metrics, last), Covered(paths, is_all=config.logging.send_rows == "at_once")
     samples = Samples(paths.samples, patiently(partial(state.last, SAMPLES)))
     while True:
         is_last_turn = bool(told)
-        for row in new_rows(rows.read()[0], last):
+        for row in rows.until(covered.step(is_last_turn=is_last_turn)):
             last = row[STEP]
             opened.log_row(last, row)
             state.logged(last)
@@ -92,14 +97,59 @@ def open_tracker(tracker: str, run: TrackedRun) -> Tracker:
     return cast(Tracker, factory(run))
 
 
-def new_rows(rows: Sequence[Record], last: int) -> list[Record]:
-    """Returns the rows above `last`, each step once, without None values."""
-    fresh = []
-    for row in rows:
-        if row[STEP] > last:
-            last = row[STEP]
-            fresh.append({key: value for key, value in row.items() if value is not None})
-    return fresh
+class Rows:
+    """The rows of metrics, each step once.
+
+    Args:
+        last: the highest step whose row is logged.
+    """
+
+    def __init__(self, path: Path, last: int) -> None:
+        self._tail, self._last = Tail(path, as_row), last
+        self._waiting: dict[int, Record] = {}
+
+    def until(self, end: float) -> Iterator[Record]:
+        """Yields each row up to step `end` that was not yielded, without None values, steps rising."""
+        found, is_anew = self._tail.read()
+        if is_anew:
+            self._waiting.clear()
+        for row in found:
+            if row[STEP] > self._last:
+                self._waiting.setdefault(row[STEP], row)
+        for step in sorted(step for step in self._waiting if step <= end):
+            self._last, row = step, self._waiting.pop(step)
+            yield {key: value for key, value in row.items() if value is not None}
+
+
+class Covered:
+    """The highest step that no start repeats.
+
+    Args:
+        is_all: whether every step counts, also one that may be repeated.
+    """
+
+    def __init__(self, paths: RunPaths, *, is_all: bool) -> None:
+        self._paths, self._is_all = paths, is_all
+        self._step: float = -1
+        self._looked_s = -math.inf
+
+    def step(self, *, is_last_turn: bool) -> float:
+        """Returns it; infinite if the run is finished. Looks at the ledger once in `LOOK_S`."""
+        if self._is_all:
+            return math.inf
+        now_s = time.monotonic()
+        if is_last_turn or now_s - self._looked_s > LOOK_S:
+            self._looked_s = now_s
+            self._step = max(self._step, patiently(self._found))
+        return self._step
+
+    def _found(self) -> float:
+        if run_is_finished(self._paths):
+            return math.inf
+        if self._step < 0:
+            return known_commit(self._paths)[0]
+        committed = record(self._paths, newest_attempt(self._paths), COMMITTED).get("iteration")
+        return committed if type(committed) is int else -1
 
 
 class Samples:
@@ -122,9 +172,9 @@ class Samples:
         found, is_anew = self._tail.read()
         if is_anew:
             self._waiting.clear()
-        for record in found:
-            if record[STEP] > self._last:
-                self._waiting.setdefault(record[STEP], []).append(record)
+        for sample in found:
+            if sample[STEP] > self._last:
+                self._waiting.setdefault(sample[STEP], []).append(sample)
         for step in sorted(step for step in self._waiting if step < end):
             self._last, waiting = step, self._waiting.pop(step)
             newest = max(map(_attempt, waiting))
