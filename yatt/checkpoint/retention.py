@@ -14,6 +14,7 @@ from typing import Any
 from yatt.adapters.lines import is_number
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.config.operation import CheckpointSection
+from yatt.core.alarms import MOST_FAILED, VALIDATION_SHARES
 from yatt.core.checkpoint_names import manifest_name, step_folder
 from yatt.core.claims import Commit, lineage, refused
 from yatt.core.retention import StoredCommits, superseded
@@ -69,14 +70,24 @@ def retain(
 
 
 def metric_values(rows: Iterable[Row], metric: str) -> dict[int, float]:
-    """Returns the finite values of a metric by iteration; a later row of an iteration replaces an earlier."""
+    """Returns the finite values of a metric by iteration; a later row of an iteration replaces an earlier. A
+    validation in which too many completions have no score has no value (`yatt.core.alarms.MOST_FAILED`)."""
     found: dict[int, float] = {}
     for row in rows:
         value: Any = row.get(metric)
         iteration = row.get(STEP)
-        if is_number(value) and math.isfinite(value) and type(iteration) is int:
-            found[iteration] = float(value)
+        if type(iteration) is int:
+            found.pop(iteration, None)
+            if is_number(value) and math.isfinite(value) and not _is_doubtful(row, metric):
+                found[iteration] = float(value)
     return found
+
+
+def _is_doubtful(row: Row, metric: str) -> bool:
+    kind, _, rest = metric.partition("/")
+    begin, end = VALIDATION_SHARES
+    share: Any = row.get(f"{begin}{rest.rpartition('/')[0]}{end}") if kind in ("val-core", "val-aux") else 0.0
+    return is_number(share) and share > MOST_FAILED
 
 
 def _look(checkpoints: Checkpoints, values: dict[int, float], needed: frozenset[Commit]) -> StoredCommits:

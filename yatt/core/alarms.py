@@ -2,9 +2,9 @@
 
     state, changes = step(state, row, rules)
 
-An alarm begins when its sign was seen in `rules.iterations` iterations in a row, and ends with the first
-iteration without the sign. The state depends only on the rows: a resumed run that handles the same rows is in
-the same state.
+An alarm begins when its sign was seen in `rules.iterations` iterations in a row, some at the first one, and
+ends with the first iteration without the sign. The state depends only on the rows: a resumed run that handles
+the same rows is in the same state.
 
 One cause gives one alarm: a flat reward also makes groups flat and the gradient zero, so a sign that follows
 from another sign is not reported.
@@ -43,6 +43,13 @@ DROPS_EVERY = 20
 """Minimum number of iterations between reports of dropped groups."""
 
 
+MOST_FAILED = 0.1
+"""Share of held-out completions without a score above which their mean says little."""
+
+VALIDATION_SHARES = "val-aux/", "/failed_share"
+"""Beginning and end of the keys of such shares."""
+
+
 class Alarm(Enum):
     """The kinds of alarms."""
 
@@ -52,6 +59,11 @@ class Alarm(Enum):
     ALL_CUT = "completions.cut"
     LOSS_EXPLODED = "loss.exploded"
     POLICY_JUMPS = "policy.jumps"
+    VALIDATION_FAILED = "validation.failed"
+
+
+AT_ONCE = frozenset({Alarm.VALIDATION_FAILED})
+"""Alarms that begin with the first sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +145,7 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
     # A sign that follows from another sign neither continues nor ends its own streak.
     streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in _explained(row, signs)}
-    due = {alarm for alarm, streak in streaks.items() if streak.length >= rules.iterations}
+    due = {a for a, streak in streaks.items() if streak.length >= (1 if a in AT_ONCE else rules.iterations)}
     if Alarm.REWARD_FLAT in due:
         due.discard(Alarm.GROUPS_FLAT)
     # A streak that starts again in this iteration with another value is a new alarm of the same kind.
@@ -180,12 +192,19 @@ def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, flo
         found[Alarm.POLICY_JUMPS] = 0.0
     if _has_no_gradient(row):
         found[Alarm.NO_GRADIENT] = 0.0
+    if any(share > MOST_FAILED for share in _validation_shares(row)):
+        found[Alarm.VALIDATION_FAILED] = 0.0
     return {alarm: value for alarm, value in found.items() if alarm not in _explained(row, found)}
 
 
+def _validation_shares(row: Row) -> list[float]:
+    begin, end = VALIDATION_SHARES
+    return [_number(row, key) or 0.0 for key in row if key.startswith(begin) and key.endswith(end)]
+
+
 def _explained(row: Row, found: Mapping[Alarm, float]) -> set[Alarm]:
-    """Returns the signs in the row that follow from another sign in it."""
-    explained = set()
+    """Returns the signs in the row that follow from another sign in it, or cannot be seen in it."""
+    explained = set() if _validation_shares(row) else {Alarm.VALIDATION_FAILED}
     if _jumps(row) and Alarm.LOSS_EXPLODED in found:
         explained.add(Alarm.POLICY_JUMPS)
     if _has_no_gradient(row) and _explains_gradient(row, found):
@@ -243,14 +262,19 @@ def _number(row: Row, key: str) -> float | None:
 
 def _begin(alarm: Alarm, iteration: int, streak: Streak) -> Begins:
     seen, cure = _WORDS[alarm]
-    message = (
-        f"{seen.format(value=streak.value)} in the last {streak.length} iterations, since iteration "
-        f"{streak.since}. {cure}"
-    )
+    when = f"in the last {streak.length} iterations, since iteration {streak.since}"
+    if streak.length == 1:
+        when = f"in iteration {iteration}"
+    message = f"{seen.format(value=streak.value)} {when}. {cure}"
     return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)
 
 
 _WORDS = {
+    Alarm.VALIDATION_FAILED: (
+        f"more than {MOST_FAILED:.0%} of the held-out completions had no score",
+        "Their mean is that of the others, and chooses no checkpoint. events.jsonl (validation.failed) has "
+        "the reason: a mistake in the function, or rows of data.val_files that it does not expect.",
+    ),
     Alarm.REWARD_FLAT: (
         "the reward was {value:.3f} for every completion",
         "Nothing is learned from it. Look at completions and their scores in samples.jsonl or `yatt report`, "

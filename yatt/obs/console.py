@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from yatt.obs.metrics import STEP, is_validation
+from yatt.obs.metrics import FAILED_SHARE, STEP, amount, is_validation
 from yatt.obs.view import RunView
 from yatt.printable import printable, printable_lines
 
@@ -90,11 +90,26 @@ def row_line(row: dict[str, Any], total: int) -> str:
     parts += [
         f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
     ]
-    for key, value in row.items():
-        if is_validation(key) and value is not None:
-            source = key.removeprefix("val-core/").rsplit("/", 2)[0]  # may have slashes of its own
-            parts.append(f"{source} {value:.3f}")
-    return "  ".join(parts)
+    return "  ".join([*parts, *validation_words(row)])
+
+
+def validation_words(row: dict[str, Any]) -> list[str]:
+    """Returns each data source's mean over held-out prompts, and how many of its completions failed."""
+    means = {_source(key): value for key, value in row.items() if is_validation(key) and value is not None}
+    shares = {_source(key): key for key in row if key.startswith("val-aux/") and key.endswith(FAILED_SHARE)}
+    found = []
+    for source in {**means, **shares}:
+        mean = f"{means[source]:.3f}" if source in means else "unknown"
+        key = shares.get(source, "")
+        share, failed = amount(row, key), amount(row, f"{key.removesuffix(FAILED_SHARE)}failed")
+        lost = f" ({failed:.0f} of {failed / share:.0f} failed)" if share and failed else ""
+        found.append(f"validation {source} {mean}{lost}")
+    return found
+
+
+def _source(key: str) -> str:
+    """The data source in a key of validation; it may have slashes of its own."""
+    return key.partition("/")[2].rsplit("/", 2)[0]
 
 
 def live_line(view: RunView) -> str:

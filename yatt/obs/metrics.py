@@ -21,6 +21,9 @@ STEP = "training/global_step"
 CHANGED_INPUTS = "training/changed_inputs"
 """In the first row after a resume: number of inputs that are others than when its checkpoint was written."""
 
+FAILED_SHARE = "failed_share"
+"""Last part of the key of the share of held-out completions that have no score."""
+
 TIME_PREFIXES = (
     "timing_s/", "timing_per_token_ms/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/",
 )  # fmt: skip

@@ -101,8 +101,16 @@ def nursery_ended(event: Event) -> str:
     return f"{event['nursery']}: {event['why']}; its workers are started by exec until there is another"
 
 
+def _validation_failed(event: Event) -> str:
+    return (
+        f"validation at iteration {event['iteration']}: {event['failed']} of {event['count']} completions of "
+        f"{event['source']} have no score by {event['reward']} and are left out: {event['why']}"
+    )
+
+
 _SENTENCES: dict[str, Callable[[Event], str]] = {
     "attempt.resume": _resumed,
+    "validation.failed": _validation_failed,
     "lease.expire": _expired,
     "lease.not_free": lambda event: f"slab {event['slab']} is not free yet: {event['cause']}",
     "engine.expire": _expired,

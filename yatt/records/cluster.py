@@ -280,19 +280,22 @@ class Roster(Order[Done], frozen=True, kw_only=True):
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Held-out completions of one data source: sums over scored ones, numbers of all and of failed ones.
+    """Held-out completions of one data source: sums over those that have a score, which `failed` have not.
 
-    `best`: by the number of completions, the sum over prompts of the expected best score of so many.
-    `majority`: sum over prompts of the score of the most frequent answer; `num_voted`: prompts that have an
-    answer.
+    `reasons`: why they failed, and how many of them for this reason; only the most frequent ones.
+    `best`: by the number of completions, the sum over prompts of the expected best score of so many; and over
+    how many prompts, because one with fewer scores is left out.
+    `majority`: sum over prompts of the score of the most frequent answer, over `num_prompts` with a score;
+    `num_voted`: prompts that have an answer.
     """
 
     total: float = 0.0
     count: int = 0
     failed: int = 0
+    reasons: dict[str, int] = {}
     extras: dict[str, float] = {}
     num_prompts: int = 0
-    best: dict[int, float] = {}
+    best: dict[int, tuple[float, int]] = {}
     majority: float = 0.0
     num_voted: int = 0
 

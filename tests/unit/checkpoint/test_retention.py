@@ -17,6 +17,7 @@ from yatt.checkpoint.unfinished import abort_uploads
 from yatt.config.operation import CheckpointSection
 from yatt.core.claims import Commit
 from yatt.errors import StoreUnreachable
+from yatt.obs.metrics import STEP
 
 
 def filled(store, iterations=(1, 2, 3, 4, 5)):
@@ -242,3 +243,15 @@ def test_rows_of_a_manifest_may_be_the_source_of_values(store):
     """Names of numbers that are not finite, as manifests have them, are no values."""
     made = msgspec.structs.replace(manifest(store, 2), row=row(2, "NaN"))
     assert metric_values([made.row], "critic/rewards/mean") == {}
+
+
+def test_a_validation_with_many_failures_chooses_no_checkpoint():
+    metric, share = "val-core/a/b/exact/mean@1", "val-aux/a/b/exact/failed_share"
+    rows = [
+        {STEP: 1, metric: 0.5, share: 0.0}, {STEP: 2, metric: 1.0, share: 0.2}, {STEP: 3, metric: 0.6},
+        {STEP: 4, metric: 0.9}, {STEP: 4, metric: 0.9, share: 0.3},
+    ]  # fmt: skip
+    assert metric_values(rows, metric) == {1: 0.5, 3: 0.6}
+    assert metric_values([{STEP: 2, "critic/rewards/mean": 1.0, share: 0.2}], "critic/rewards/mean") == {
+        2: 1.0
+    }

@@ -230,6 +230,20 @@ def test_dropped_groups_are_told_with_their_causes_at_once_and_then_now_and_then
     assert told[1].message.startswith("iterations 4 to 23: 60 prompt groups were dropped")
 
 
+def test_a_validation_without_scores_is_an_alarm_at_once_until_the_next_validation_is_whole():
+    share, state, told = "val-aux/letters/exact/failed_share", AlarmState(), []
+    rows = [{}, {share: 0.5}, {}, {}, {share: 0.11}, {}, {share: 0.1}, {}]
+    for iteration, row in enumerate(rows, start=1):
+        state, changes = step(state, {STEP: iteration, **row}, Rules(iterations=5))
+        told += changes
+    assert [(type(each).__name__, each.alarm, each.iteration) for each in told] == [
+        ("Begins", Alarm.VALIDATION_FAILED, 2), ("Ends", Alarm.VALIDATION_FAILED, 7)
+    ]  # fmt: skip
+    assert told[0].message.startswith(
+        "more than 10% of the held-out completions had no score in iteration 2."
+    )
+
+
 def test_a_row_without_numbers_gives_no_alarm():
     assert (
         changes_of([{STEP: i, "actor/grad_norm": None, "critic/rewards/max": None} for i in range(1, 9)])

@@ -9,14 +9,24 @@ from yatt.obs.metrics import STEP
 from yatt.obs.view import RunView
 
 
+def test_failed_completions_are_said_where_their_mean_is():
+    row = {
+        STEP: 0, "val-core/a/b/correct/mean@4": 1.0, "val-aux/a/b/correct/failed": 16,
+        "val-aux/a/b/correct/failed_share": 1 / 3, "val-aux/c/correct/failed": 3,
+        "val-aux/c/correct/failed_share": 1.0,
+    }  # fmt: skip
+    said = "validation a/b 1.000 (16 of 48 failed)  validation c unknown (3 of 3 failed)"
+    assert row_line(row, 3) == f"iteration 0/3  {said}"
+
+
 def test_a_data_source_with_a_slash_is_shown_whole():
     row = {STEP: 0, "val-core/openai/gsm8k/correct/mean@1": 0.25}
-    assert row_line(row, 3) == "iteration 0/3  openai/gsm8k 0.250"
+    assert row_line(row, 3) == "iteration 0/3  validation openai/gsm8k 0.250"
 
 
 def test_the_line_of_a_validation_has_the_mean_only():
     row = {STEP: 0, "val-core/a/b/correct/mean@4": 0.25, "val-core/a/b/correct/best@4": 0.75}
-    assert row_line(row, 10) == "iteration 0/10  a/b 0.250"
+    assert row_line(row, 10) == "iteration 0/10  validation a/b 0.250"
 
 
 def test_what_an_earlier_start_has_shown_is_not_shown_again(tmp_path):

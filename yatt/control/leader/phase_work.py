@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +28,16 @@ from yatt.core.balance import Cost, CostFit, plan_iteration
 from yatt.core.phases import Acted, Phase
 from yatt.core.placement import ROLLOUT, dp_lead_ranks
 from yatt.errors import EXIT_FINISHED
-from yatt.obs.metrics import CHANGED_INPUTS, STEP, RowFile, completes, named, read_rows, validation_of
+from yatt.obs.metrics import (
+    CHANGED_INPUTS,
+    FAILED_SHARE,
+    STEP,
+    RowFile,
+    completes,
+    named,
+    read_rows,
+    validation_of,
+)
 from yatt.records import cluster as c
 from yatt.records.message import pack_ids
 
@@ -153,20 +163,33 @@ class PhaseWork:
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
         self.track.quiet_is_over()
-        section = self._node.config.validation
         for source, parts in found.items():
-            count = sum(part.count for part in parts)
-            if not count:
-                continue
-            # A completion that could not be sampled or scored counts as 0; leaving it out would flatter.
+            self._validated(iteration, source, parts)
+
+    def _validated(self, iteration: int, source: str, parts: Sequence[c.SourceScores]) -> None:
+        """Adds a data source's results to the row. A completion without a score is left out of the mean, as
+        in training, and counted."""
+        section, values = self._node.config.validation, self._row.values
+        count, failed = sum(part.count for part in parts), sum(part.failed for part in parts)
+        if not count:
+            return
+        values[f"val-aux/{source}/{section.reward}/failed"] = failed
+        values[f"val-aux/{source}/{section.reward}/{FAILED_SHARE}"] = failed / count
+        if failed:
+            reasons = Counter[str]()
+            for part in parts:
+                reasons.update(part.reasons)
+            self._events.emit(
+                "validation.failed", iteration=iteration, source=source, reward=section.reward,
+                failed=failed, count=count, why=reasons.most_common(1)[0][0],
+            )  # fmt: skip
+        if scored := count - failed:
             key = f"{source}/{section.reward}/mean@{section.n}"
-            self._row.values[f"val-core/{key}"] = sum(part.total for part in parts) / count
-            failed = sum(part.failed for part in parts)
-            self._row.values[f"val-aux/{source}/{section.reward}/failed"] = failed
+            values[f"val-core/{key}"] = sum(part.total for part in parts) / scored
             for name in sorted({name for part in parts for name in part.extras}):
                 total = sum(part.extras.get(name, 0.0) for part in parts)
-                self._row.values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / max(1, count - failed)
-            self._row.values |= of_prompts(parts, source, section)
+                values[f"val-aux/{source}/{name}/mean@{section.n}"] = total / scored
+            values |= of_prompts(parts, source, section)
 
     # ---- sampling -------------------------------------------------------------------------------
 
@@ -261,11 +284,12 @@ class PhaseWork:
 
 
 def of_prompts(parts: Sequence[c.SourceScores], source: str, section: ValidationSection) -> dict[str, float]:
-    """Returns the metrics of a data source that need all completions of a prompt: best@N and maj@N."""
+    """Returns the metrics of a data source that need several completions of a prompt: best@N and maj@N."""
     num_prompts, metrics = sum(part.num_prompts for part in parts), dict[str, float]()
     for size in sorted({size for part in parts for size in part.best}):
         kind = "val-core" if size == section.n else "val-aux"
-        best = sum(part.best.get(size, 0.0) for part in parts) / num_prompts
+        sums = [part.best[size] for part in parts if size in part.best]
+        best = sum(total for total, _ in sums) / sum(number for _, number in sums)
         metrics[f"{kind}/{source}/{section.reward}/best@{size}"] = best
     if section.n > 1 and any(part.num_voted for part in parts):
         majority = sum(part.majority for part in parts) / num_prompts

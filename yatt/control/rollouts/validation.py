@@ -1,7 +1,7 @@
 """Validation: held-out prompts, sampled by the policy and scored by one reward function."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from yatt.adapters.dataset import Row, RowFiles
 from yatt.control.node import Node
@@ -12,6 +12,9 @@ from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.subject import Subject
 from yatt.core.best_of import best_of, majority_score, subset_sizes
 from yatt.records import cluster as c, message as m
+
+MOST_REASON, MOST_REASONS = 300, 8
+"""Characters of a reason for a missing score, and number of different reasons that are counted."""
 
 
 class Validator:
@@ -68,20 +71,33 @@ def with_group(before: c.SourceScores, subjects: Sequence[Subject], name: str) -
     """Adds a prompt's completions to the sums of its data source.
 
     Args:
-        name: of the score. A completion without it failed, and counts as 0.
+        name: of the score. A completion without it has failed, and is left out of the sums, unless the
+            function has no score for it.
     """
-    samples = [subject.sample for subject in subjects]
-    scores = [sample.scores.get(name, 0.0) for sample in samples]
-    answers = [subject.preds.get(name, "") for subject in subjects]
-    extras = dict(before.extras)
-    for sample in samples:
-        for key, value in sample.extras.items():
+    scored = [subject for subject in subjects if name in subject.sample.scores]
+    failed = [s for s in subjects if name not in s.sample.scores and name not in s.sample.unmeasured]
+    scores = [subject.sample.scores[name] for subject in scored]
+    answers = [subject.preds.get(name, "") for subject in scored]
+    extras, reasons, best = dict(before.extras), dict(before.reasons), dict(before.best)
+    for subject in scored:
+        for key, value in subject.sample.extras.items():
             extras[key] = extras.get(key, 0.0) + value
-    best = {size: before.best.get(size, 0.0) + best_of(scores, size) for size in subset_sizes(len(scores))}
+    for subject in failed:
+        why = subject.sample.failed.rpartition(f"{subject.place}: ")[2][:MOST_REASON]
+        reasons[why] = reasons.get(why, 0) + 1
+    for size in subset_sizes(len(subjects)):
+        total, number = best.get(size, (0.0, 0))
+        if size <= len(scores):
+            best[size] = total + best_of(scores, size), number + 1
     return c.SourceScores(
-        total=before.total + sum(scores), count=before.count + len(scores),
-        failed=before.failed + sum(name not in sample.scores for sample in samples), extras=extras,
-        num_prompts=before.num_prompts + 1, best=best,
+        total=before.total + sum(scores), count=before.count + len(scored) + len(failed),
+        failed=before.failed + len(failed), reasons=most_frequent(reasons), extras=extras,
+        num_prompts=before.num_prompts + bool(scores), best=best,
         majority=before.majority + majority_score(scores, answers),
         num_voted=before.num_voted + any(answers),
     )  # fmt: skip
+
+
+def most_frequent(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Returns the few most frequent of these reasons."""
+    return dict(sorted(reasons.items(), key=lambda each: -each[1])[:MOST_REASONS])
