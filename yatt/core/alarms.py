@@ -46,6 +46,9 @@ DROPS_EVERY = 20
 MOST_FAILED = 0.1
 """Share of held-out completions without a score above which their mean says little."""
 
+MOST_UNREADABLE, LEAST_ASKED = 0.2, 5
+"""Share of a GenRM's answers without a verdict that is an alarm, and answers of which it is taken."""
+
 VALIDATION_SHARES = "val-aux/", "/failed_share"
 """Beginning and end of the keys of such shares."""
 
@@ -60,9 +63,10 @@ class Alarm(Enum):
     LOSS_EXPLODED = "loss.exploded"
     POLICY_JUMPS = "policy.jumps"
     VALIDATION_FAILED = "validation.failed"
+    JUDGE_UNREADABLE = "judge.unreadable"
 
 
-AT_ONCE = frozenset({Alarm.VALIDATION_FAILED})
+AT_ONCE = frozenset({Alarm.VALIDATION_FAILED, Alarm.JUDGE_UNREADABLE})
 """Alarms that begin with the first sign."""
 
 
@@ -155,7 +159,7 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         if alarm in due and begin.since == streaks[alarm].since
     }
     ended = [Ends(alarm=alarm, iteration=iteration) for alarm in state.ringing if alarm not in ringing]
-    begun = [_begin(alarm, iteration, streaks[alarm]) for alarm in Alarm if alarm in due - ringing.keys()]
+    begun = [_begin(alarm, row, streaks[alarm]) for alarm in Alarm if alarm in due - ringing.keys()]
     losses = state.losses
     if Alarm.LOSS_EXPLODED not in signs:
         losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
@@ -178,7 +182,7 @@ def _longer(streak: Streak | None, iteration: int, value: float) -> Streak:
 
 def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, float]:
     """Returns the signs in the row, each with its value."""
-    found = {}
+    found = _signs_of_scores(row)
     highest, lowest = _number(row, "critic/rewards/max"), _number(row, "critic/rewards/min")
     if highest is not None and highest == lowest:
         found[Alarm.REWARD_FLAT] = highest
@@ -192,9 +196,29 @@ def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, flo
         found[Alarm.POLICY_JUMPS] = 0.0
     if _has_no_gradient(row):
         found[Alarm.NO_GRADIENT] = 0.0
+    return {alarm: value for alarm, value in found.items() if alarm not in _explained(row, found)}
+
+
+def _signs_of_scores(row: Row) -> dict[Alarm, float]:
+    found = {}
     if any(share > MOST_FAILED for share in _validation_shares(row)):
         found[Alarm.VALIDATION_FAILED] = 0.0
-    return {alarm: value for alarm, value in found.items() if alarm not in _explained(row, found)}
+    if _unreadable_shares(row):
+        found[Alarm.JUDGE_UNREADABLE] = 0.0
+    return found
+
+
+def _unreadable_shares(row: Row) -> dict[str, float]:
+    """Returns the share of answers without a verdict, of each GenRM of which it is too large."""
+    found = {}
+    for key in row:
+        name, asked = _name(key, "genrm/", "/asked"), _number(row, key)
+        if not name or asked is None or asked < LEAST_ASKED:
+            continue
+        kinds = (_number(row, f"genrm/{name}/{kind}") or 0.0 for kind in ("unparsable", "truncated"))
+        if (share := sum(kinds) / asked) > MOST_UNREADABLE:
+            found[name] = share
+    return found
 
 
 def _validation_shares(row: Row) -> list[float]:
@@ -205,6 +229,8 @@ def _validation_shares(row: Row) -> list[float]:
 def _explained(row: Row, found: Mapping[Alarm, float]) -> set[Alarm]:
     """Returns the signs in the row that follow from another sign in it, or cannot be seen in it."""
     explained = set() if _validation_shares(row) else {Alarm.VALIDATION_FAILED}
+    if Alarm.JUDGE_UNREADABLE in found:
+        explained |= {Alarm.REWARD_FLAT, Alarm.GROUPS_FLAT}
     if _jumps(row) and Alarm.LOSS_EXPLODED in found:
         explained.add(Alarm.POLICY_JUMPS)
     if _has_no_gradient(row) and _explains_gradient(row, found):
@@ -260,16 +286,22 @@ def _number(row: Row, key: str) -> float | None:
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def _begin(alarm: Alarm, iteration: int, streak: Streak) -> Begins:
-    seen, cure = _WORDS[alarm]
+def _begin(alarm: Alarm, row: Row, streak: Streak) -> Begins:
+    (seen, cure), iteration = _WORDS[alarm], row[STEP]
     when = f"in the last {streak.length} iterations, since iteration {streak.since}"
     if streak.length == 1:
         when = f"in iteration {iteration}"
-    message = f"{seen.format(value=streak.value)} {when}. {cure}"
+    judges = ", ".join(f"'{name}' to {share:.0%}" for name, share in _unreadable_shares(row).items())
+    message = f"{seen.format(value=streak.value, judges=judges)} {when}. {cure}"
     return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)
 
 
 _WORDS = {
+    Alarm.JUDGE_UNREADABLE: (
+        "a GenRM gave answers without a readable verdict ({judges} of the questions)",
+        "They teach nothing, or a score that says nothing. Look at genrms[].max_tokens, at verdict, and at "
+        "the template; events.jsonl (judge.unreadable) has examples.",
+    ),
     Alarm.VALIDATION_FAILED: (
         f"more than {MOST_FAILED:.0%} of the held-out completions had no score",
         "Their mean is that of the others, and chooses no checkpoint. events.jsonl (validation.failed) has "

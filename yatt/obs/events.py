@@ -18,11 +18,15 @@ from yatt.adapters.segments import newest_records
 TAIL_BYTES = 1 << 20
 """Bytes read from the end of the log to find the end of an attempt."""
 
+UNREADABLE = "judge.unreadable"
+"""An example of a GenRM's answers without a verdict."""
+
 _SLAB: dict[str, type] = {"slab": str, "cause": str}
 FIELDS: dict[str, dict[str, type]] = {
     "attempt.start": {"nodes": int},
     "attempt.end": {"exit_code": int, "reason": str},
     "attempt.resume": {"iteration": int},
+    UNREADABLE: {"genrm": str, "number": int, "why": str},
     "validation.failed": {
         "iteration": int,
         "source": str,

@@ -12,7 +12,7 @@ from typing import Any
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
-from yatt.obs.events import as_event
+from yatt.obs.events import UNREADABLE, as_event
 from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.sentences import sentence_of
 from yatt.obs.slabs_now import SlabsNow
@@ -68,6 +68,9 @@ class RunView:
 
     alarms: dict[str, ActiveAlarm] = field(default_factory=dict)
     """Active alarms by name."""
+
+    judged_in_vain: str = ""
+    """The newest example of a GenRM's answer without a verdict."""
 
     num_late: int = 0
     """Number of times that events and metrics were written late."""
@@ -299,7 +302,10 @@ def _resume(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _alarm(view: RunView, event: dict[str, Any]) -> None:
-    view.alarms[event["alarm"]] = ActiveAlarm(event["alarm"], event["since"], event["message"])
+    message = event["message"]
+    if event["alarm"] == UNREADABLE and view.judged_in_vain:
+        message += f" The last: {view.judged_in_vain}."
+    view.alarms[event["alarm"]] = ActiveAlarm(event["alarm"], event["since"], message)
 
 
 def _alarm_over(view: RunView, event: dict[str, Any]) -> None:
@@ -315,6 +321,10 @@ def _split_failed(view: RunView, event: dict[str, Any]) -> None:
 def _late(view: RunView, event: dict[str, Any]) -> None:
     view.num_late += 1
     view.num_lost += event["lost"]
+
+
+def _unreadable(view: RunView, event: dict[str, Any]) -> None:
+    view.judged_in_vain = f"GenRM '{event['genrm']}', prompt {event['number']}: {event['why']}"
 
 
 def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
@@ -343,6 +353,7 @@ _FOLDS = {
     "worker.end": _worker_end,
     "store.wait": _store_wait,
     "judge.wait": _judge_wait,
+    UNREADABLE: _unreadable,
     "ckpt.begin": _save_begins,
     "ckpt.commit": _commit,
     "ckpt.fail": _save_fails,

@@ -142,9 +142,9 @@ def test_a_ranking_that_is_none_drops_the_group(tmp_path: Path, said: str) -> No
     bench = GroupBench(tmp_path, lambda _: said, settings=ONLY_JUDGE, **LIST)
     assert bench.judged() == [-1.0] * 4
     failed = bench.group.failure()
-    assert failed is not None and failed.failed == (
-        "genrm 'judge', prompt 4: a comparison has no readable verdict"
-    )
+    asked = r"'[1]\nbb\n\n[2]\naaaa\n\n[3]\nc\n\n[4]\nddd; ranking:'"
+    why = f"no readable verdict about samples 0, 1, 2, 3 in {said!r}; the question was {asked}"
+    assert failed is not None and failed.failed == f"genrm 'judge', prompt 4: {why}", "the first question"
     assert failed.is_users_failure and bench.counters["genrm/judge/unparsable"] == 4, "asked again once each"
 
 

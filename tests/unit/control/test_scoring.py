@@ -131,14 +131,19 @@ def test_after_the_retries_the_group_is_dropped_or_the_named_score_is_used(
     if on_unparsable == "score":
         assert sample.scores["judge"] == 0.5 and not sample.failed
     else:
-        assert sample.failed == "genrm 'judge', prompt 4, sample 0: no verdict in '?'"
+        assert sample.failed == (
+            "genrm 'judge', prompt 4, sample 0: no readable verdict in '?'; the question was '1 + 1 = 2'"
+        )
         assert sample.is_users_failure
 
 
 def test_a_verdict_that_was_cut_is_none(tmp_path: Path) -> None:
     cut = completion(sample_of("x"), judge_says(tmp_path, "Y"), "length")
     bench = Bench(tmp_path, [cut], good, retries=0)
-    assert "no verdict" in bench.score().failed
+    said = (
+        "no readable verdict in 'Y', which was cut (genrms[judge].max_tokens is 512); the question was '1 + 1"
+    )
+    assert said in bench.score().failed
     assert bench.subject.counters["genrm/judge/truncated"] == 1
 
 

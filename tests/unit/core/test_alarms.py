@@ -244,6 +244,29 @@ def test_a_validation_without_scores_is_an_alarm_at_once_until_the_next_validati
     )
 
 
+def test_a_judge_that_cannot_be_read_is_an_alarm_at_once_and_explains_a_flat_reward():
+    flat = {"critic/rewards/max": 0.0, "critic/rewards/min": 0.0, "actor/grad_norm": 0.0}
+    judged = {"genrm/judge/asked": 256.0, "genrm/judge/unparsable": 200.0, "genrm/judge/truncated": 6.0}
+    state, told = AlarmState(), []
+    for iteration in range(1, 12):
+        row = {STEP: iteration, **flat, **(judged if iteration < 9 else {"genrm/judge/asked": 256.0})}
+        state, changes = step(state, row, Rules(iterations=3))
+        told += [(type(each).__name__, each.alarm, each.iteration) for each in changes]
+        if iteration == 1:
+            assert "'judge' to 80% of the questions) in iteration 1." in changes[0].message
+    assert told == [
+        ("Begins", Alarm.JUDGE_UNREADABLE, 1), ("Ends", Alarm.JUDGE_UNREADABLE, 9),
+        ("Begins", Alarm.REWARD_FLAT, 11),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "unread", "is_alarm"), [(100, 20, False), (100, 21, True), (4, 4, False)])
+def test_how_many_unreadable_answers_are_an_alarm(asked, unread, is_alarm):
+    row = {STEP: 1, "genrm/a/b/asked": asked, "genrm/a/b/unparsable": unread}
+    _, changes = step(AlarmState(), row, Rules(iterations=3))
+    assert bool(changes) == is_alarm
+
+
 def test_a_row_without_numbers_gives_no_alarm():
     assert (
         changes_of([{STEP: i, "actor/grad_norm": None, "critic/rewards/max": None} for i in range(1, 9)])

@@ -32,6 +32,9 @@ Abort = Callable[[str, tuple[str, ...]], Awaitable[None]]
 CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
 
 
+MOST_SHOWN = 600
+"""Characters of a GenRM's question and answer that a message shows: their ends."""
+
 LONG = 4096
 """Characters of a question that is tokenised in a thread."""
 
@@ -163,6 +166,8 @@ class Judge:
             _note(genrm.name, question, said, attempt + 1, verdict)
             if verdict is not None:
                 return verdict
+            why = unreadable(genrm, question, said)
+            subject.note_unreadable(genrm.name, (question.number, attempt), why)
         return None
 
     async def _ask_until_interrupted(
@@ -226,6 +231,18 @@ def _note(genrm: str, question: Question, said: Said, tries: int, verdict: m.Sco
             verdict=verdict,
         )  # fmt: skip
         question.subject.judged.append(answer)
+
+
+def unreadable(genrm: GenRMSection, question: Question, said: Said) -> str:
+    """Returns what a person is told of an answer without a verdict: answer, why it ended, and question."""
+    about = [sample.index for sample in question.about]
+    which = f" about samples {', '.join(map(str, about))}" if len(about) > 1 else ""
+    why = f", which was cut (genrms[{genrm.name}].max_tokens is {genrm.max_tokens})"
+    asked = "".join(text for text, _ in render(genrm.template, question.shown))
+    return (
+        f"no readable verdict{which} in {said.text[-MOST_SHOWN:]!r}"
+        f"{why if said.finish_reason == TRUNCATED else ''}; the question was {asked[-MOST_SHOWN:]!r}"
+    )
 
 
 def mean_score(verdicts: Sequence[m.Scored]) -> float:

@@ -205,6 +205,4 @@ class Scorer:
             self._scored(genrm.name, subject, m.Scored(score=score))
 
     def _no_verdict(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
-        seen = subjects[0].sample.verdicts.get(genrm.name, "")
-        why = f"no verdict in {seen!r}" if len(subjects) == 1 else "a comparison has no readable verdict"
-        self._failed(genrm.name, subjects, why, is_users=True)
+        self._failed(genrm.name, subjects, subjects[0].unreadable[genrm.name][1], is_users=True)

@@ -40,9 +40,17 @@ class Subject:
     preds: dict[str, str] = field(default_factory=dict)
     """Answers that functions read in the completion, by name of the score."""
 
+    unreadable: dict[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    """What a GenRM was asked and said, where no verdict was found in it, by the GenRM's name: of the first
+    such question, by the numbers of question and try, because the order of answers depends on timing."""
+
     is_held_out: bool = False
     turns: tuple[tuple[str, str], ...] = ()
     """With an environment: role and text of all turns after the prompt."""
+
+    def note_unreadable(self, genrm: str, number: tuple[int, int], why: str) -> None:
+        """Notes an answer without a verdict, with the numbers of its question and try."""
+        self.unreadable[genrm] = min(self.unreadable.get(genrm, (number, why)), (number, why))
 
     @property
     def place(self) -> str:
