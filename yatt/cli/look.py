@@ -120,7 +120,8 @@ def _print_failure(summary: dict[str, Any]) -> None:
     for who, error in summary["silent_judges"].items():
         _say(f"  waits       for {who}: {error}")
     if dropped := summary["dropped_groups"]:
-        _say(f"  dropped     {dropped} prompt groups; see metrics.jsonl and events.jsonl for the reason")
+        why = summary["dropped_why"] or "see metrics.jsonl and events.jsonl for the reason"
+        _say(f"  dropped     {dropped} prompt groups; {why}")
     for sentence in counted(summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]):
         _say(f"  counted     {sentence}")
 

@@ -26,6 +26,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "attempt.start": {"nodes": int},
     "attempt.end": {"exit_code": int, "reason": str},
     "attempt.resume": {"iteration": int},
+    "rollout.group.drop": {"number": int, "reason": str},
     UNREADABLE: {"genrm": str, "number": int, "why": str},
     "validation.failed": {
         "iteration": int,

@@ -5,6 +5,7 @@ Reads only the run folder, so it works on any machine that sees the folder, duri
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,10 @@ from yatt.obs.slabs_now import SlabsNow
 from yatt.paths import RunPaths
 
 DELAYED = "cannot be started yet"
+MOST_REASON, MOST_REASONS = 600, 100
+"""Characters of a reason for a dropped group, and number of different ones that are counted."""
+
+_PLACES = re.compile(r"\bprompt \d+(?:, sample \d+)?: ")
 DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
 
 
@@ -71,6 +76,9 @@ class RunView:
 
     judged_in_vain: str = ""
     """The newest example of a GenRM's answer without a verdict."""
+
+    drop_reasons: Counter[str] = field(default_factory=Counter)
+    """How often each reason for a dropped prompt group came, without the places; the first ones only."""
 
     num_late: int = 0
     """Number of times that events and metrics were written late."""
@@ -174,11 +182,19 @@ class RunView:
             "silent_judges": dict(sorted(self.silent_judges.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
             "dropped_groups": int(sum(amount(row, key) for row in self.rows for key in DROPS)),
+            "dropped_why": self._why_dropped(),
             "late_writes": self.num_late,
             "lost_lines": self.num_lost,
             "killed_reward_calls": self.num_killed,
             **self.slabs.as_json(),
         }
+
+    def _why_dropped(self) -> str:
+        """Returns the most frequent reason for a dropped group, and its share; empty if none is known."""
+        if not self.drop_reasons:
+            return ""
+        ((reason, count),) = self.drop_reasons.most_common(1)
+        return f"{count} of {self.drop_reasons.total()}: {reason}"
 
 
 def counted(num_late: int, num_lost: int, num_killed: int) -> list[str]:
@@ -327,6 +343,12 @@ def _unreadable(view: RunView, event: dict[str, Any]) -> None:
     view.judged_in_vain = f"GenRM '{event['genrm']}', prompt {event['number']}: {event['why']}"
 
 
+def _drop(view: RunView, event: dict[str, Any]) -> None:
+    reason = _PLACES.sub("", event["reason"])[:MOST_REASON]
+    if reason in view.drop_reasons or len(view.drop_reasons) < MOST_REASONS:
+        view.drop_reasons[reason] += 1
+
+
 def _reward_kill(view: RunView, event: dict[str, Any]) -> None:
     view.num_killed += 1
     if not view.has_told_kill:
@@ -354,6 +376,7 @@ _FOLDS = {
     "store.wait": _store_wait,
     "judge.wait": _judge_wait,
     UNREADABLE: _unreadable,
+    "rollout.group.drop": _drop,
     "ckpt.begin": _save_begins,
     "ckpt.commit": _commit,
     "ckpt.fail": _save_fails,

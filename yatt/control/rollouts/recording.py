@@ -20,10 +20,10 @@ from yatt.control.node import Node
 from yatt.control.rollouts.groups import PromptGroup
 from yatt.control.rollouts.sample_record import EndedGroup, judged_record, sample_records
 from yatt.control.rollouts.scoring import Scorer
-from yatt.control.rollouts.subject import Judged
+from yatt.control.rollouts.subject import Judged, Subject
 from yatt.control.writers import Writers
 from yatt.errors import words_of
-from yatt.obs.events import EventLog
+from yatt.obs.events import UNREADABLE, EventLog
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import HEAD, compressed, iterations_of, line_of
 
@@ -59,6 +59,7 @@ class RolloutRecorder:
         self._dropped: list[tuple[int, EndedGroup]] = []  # with the iteration that was sampled
         self._versions: dict[int, int] = {}  # policy that samples an iteration's batch
         self._waiting: set[int] = set()
+        self._has_example: set[str] = set()
         self._is_all = self._section.rollouts == "all"
 
     # ---- while a batch is sampled ---------------------------------------------------------------
@@ -66,6 +67,14 @@ class RolloutRecorder:
     def begin(self, iteration: int, policy_version: int) -> None:
         """An iteration's batch is sampled from now on."""
         self._versions[iteration] = policy_version
+        self._has_example.clear()
+
+    def scored(self, subject: Subject) -> None:
+        """Emits an example of each GenRM's answers without a verdict, once an iteration."""
+        for genrm, (_, why) in subject.unreadable.items():
+            if genrm not in self._has_example:
+                self._has_example.add(genrm)
+                self._events.emit(UNREADABLE, genrm=genrm, number=subject.group.number, why=why)
 
     def judged(self, number: int) -> list[Judged] | None:
         """Returns the list that gets the GenRMs' answers about a group; None if they are not recorded."""

@@ -27,7 +27,7 @@ from yatt.core.kept_groups import Share
 from yatt.core.lengths import key_of
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import InOrder, Quota, first_number, num_extra, opening_limit
-from yatt.obs.events import UNREADABLE, EventLog
+from yatt.obs.events import EventLog
 from yatt.records import cluster as c
 
 
@@ -45,15 +45,13 @@ class Sampler:
         self._node, self._scorer = node, scorer
         self._source, self.shard, self.kept = source, source.shard, source.kept
         self._episodes, self._events, self._recorder = episodes, events, recorder
-        self._num_shards = len(node.placement.trainer_nodes)
+        self._policy_version, self._iteration, self._num_shards = 0, 0, len(node.placement.trainer_nodes)
         self._next_number = self._base_number = node.index
         self._accepted, self._unfinished = AcceptedGroups(), dict[int, PromptGroup]()
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota, self._in_order = Quota(target=0), InOrder((), ())
         self._due, self._sampled = set[int](), set[int]()  # to complete now; without scores only
-        self._policy_version = self._iteration = 0
         self._drops, self._breaking_off, self._counters = Drops(), False, GroupCounters()
-        self._shown_unreadable: dict[str, int] = {}  # iteration of the newest example, by GenRM
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -77,9 +75,8 @@ class Sampler:
         self._base_number = self._next_number
         if state.next_number:
             self._drops.worked_before()
-        self._accepted = AcceptedGroups(state.accepted)
+        self._accepted, self._counters = AcceptedGroups(state.accepted), GroupCounters(state.counters)
         self._unfinished = {group.number: group for group in state.unfinished}
-        self._counters = GroupCounters(state.counters)
 
     def groups_of(self, numbers: set[int]) -> list[PromptGroup]:
         """Returns this node's groups of a batch."""
@@ -257,7 +254,7 @@ class Sampler:
         if not self._breaking_off:
             subjects = [self._episodes.with_turns(self._subject(group, sample)) for sample in group.samples]
             await self._scorer.score_group(subjects, roles)
-            self._show_unreadable(subjects[0])
+            self._recorder.scored(subjects[0])
         if group.failure() is None:
             self.kept.keep(group, self._counters.whole(group.number))
 
@@ -267,7 +264,7 @@ class Sampler:
         if sample.finish_reason and not sample.failed and not self._breaking_off:
             sample.text = sample.text or self._episodes.text_of(sample)
             await self._scorer.score(self._episodes.with_turns(subject), roles)
-            self._show_unreadable(subject)
+            self._recorder.scored(subject)
 
     def _subject(self, group: PromptGroup, sample: SampleState) -> Subject:
         number, judged = group.number, self._recorder.judged(group.number)
@@ -275,13 +272,6 @@ class Sampler:
             group=group, sample=sample, row=self._rows[number], ref=self.shard.ref(group.row),
             counters=self._counters.of(number), judged=judged,
         )  # fmt: skip
-
-    def _show_unreadable(self, subject: Subject) -> None:
-        """Emits an example of each GenRM's unreadable answers, once an iteration."""
-        for genrm, (_, why) in subject.unreadable.items():
-            if self._shown_unreadable.get(genrm) != self._iteration:
-                self._shown_unreadable[genrm] = self._iteration
-                self._events.emit(UNREADABLE, genrm=genrm, number=subject.group.number, why=why)
 
     def _resolve(self, group: PromptGroup) -> None:
         if self._drops.is_hopeless:
