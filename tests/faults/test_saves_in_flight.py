@@ -133,6 +133,31 @@ def files_in_manifests(run: RunFile) -> set[str]:
     return found
 
 
+def test_a_last_save_that_fails_is_made_again_in_the_same_attempt(tmp_path: Path) -> None:
+    """A whole run: the leader repeats save, publication and sync of a version that engines have already."""
+    settings = {**QUICK, "launch": {"nodes": 1, "phase_timeout_s": 10}, "trainer": {"total_iterations": 3}}
+    run = RunFile(tmp_path, settings | {"checkpoint": {"save_every": 3, "keep": 2}})
+    path = run.run_dir / "checkpoints"
+    process = start("run", str(run.write()))
+    try:
+        wait_for(
+            lambda: path.is_dir() and events(run, "weights.publish"), timeout_s=90, what="the first iteration"
+        )
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", path], check=True)
+        try:
+            wait_for(lambda: events(run, "ckpt.fail"), timeout_s=90, what="the last save to fail")
+        finally:
+            subprocess.run(["umount", "-l", path], check=True)
+        output, _ = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output
+    assert [attempt.name for attempt in (run.run_dir / "attempts").iterdir()] == ["000001"], output
+    assert events(run, "ckpt.commit")[-1]["iteration"] == 3
+
+
 def test_a_store_that_takes_no_file_costs_saves_and_then_the_attempt_says_why(tmp_path: Path) -> None:
     """Training continues through two failed saves; a run that can never save does not go on for ever."""
     settings = {**QUICK, "launch": {"nodes": 1, "phase_timeout_s": 15}, "trainer": {"total_iterations": 40}}

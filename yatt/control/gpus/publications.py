@@ -73,7 +73,8 @@ class Publications:
     # ---- taking ---------------------------------------------------------------------------------
 
     async def take(self, order: c.TakeWeights) -> m.Message:
-        """Makes a published version the newest here. Can be repeated: one that is here is not fetched again.
+        """Makes a published version the newest here. Can be repeated: one that is here is not fetched again. A
+        version is published again if the last save of a run has failed; engines then load it once more.
 
         Raises:
             WorkerFailed: a source does not have it, or is lost.
@@ -86,6 +87,8 @@ class Publications:
                     raise WorkerFailed(
                         f"weights cannot be written to {self._node.weights_root}: {error.strerror}"
                     ) from error
+            else:
+                self.adopt(self.newest)
         return m.Done()
 
     async def _take(self, order: c.TakeWeights) -> None:
