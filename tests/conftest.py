@@ -31,6 +31,8 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 # of a GPU, which are run by themselves, have its settings.
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
+for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):  # they hide what users see
+    os.environ.pop(variable, None)
 lots.remember_environment()
 AGAIN_S = 15.0
 DEALING = pytest.StashKey[Dealing]()

@@ -128,6 +128,32 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 '''
 
 
+HELD = """
+import os, time
+
+calls = 0
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    global calls
+    calls += 1
+    if os.path.exists({hold!r}):
+        time.sleep({pause_s})
+    while calls > {after} and os.path.exists({hold!r}):
+        time.sleep(0.03)
+    return sum(c in "abcdefghijklm" for c in solution_str) / 8
+"""
+
+
+def held_after(folder: Path, calls: int, *, pause_s: float = 0.03) -> Path:
+    """Writes the reward function of a run that stands still after so many calls in a process, while the
+    returned file is there, and takes its time before. Iterations take 35 ms without it, and events are
+    written some time later: a run is at its end before a test that has seen an event can do anything."""
+    hold = folder / "hold"
+    hold.touch()
+    (folder / "reward.py").write_text(HELD.format(hold=str(hold), after=calls, pause_s=pause_s))
+    return hold
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "yatt.cli.main", *arguments]
 

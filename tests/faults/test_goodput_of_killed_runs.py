@@ -8,11 +8,11 @@ import time
 import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from tests.runs import RunFile, held_after, kill, living, rows, start, wait_for, yatt
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
-ITERATIONS, SAVE_EVERY = 100, 40
+ITERATIONS, SAVE_EVERY, CALLS = 100, 40, 16
 SETTINGS = {
     "trainer": {"total_iterations": ITERATIONS}, "launch": {"nodes": 1},
     "checkpoint": {"save_every": SAVE_EVERY, "export_final": False},
@@ -23,9 +23,9 @@ def events(run: RunFile, kind: str) -> list[dict]:
     return [each for each in rows(run.run_dir / "events.jsonl") if each["kind"] == kind]
 
 
-def trains_what_is_not_saved(run: RunFile) -> bool:
-    begun = [e["iteration"] for e in events(run, "phase.begin") if e["phase"] == "rollout"]
-    return bool(events(run, "ckpt.commit")) and max(begun, default=0) > SAVE_EVERY + 5
+def has_trained_what_is_not_saved(run: RunFile) -> bool:
+    ended = [e["iteration"] for e in events(run, "phase.end") if e["phase"] == "train"]
+    return bool(events(run, "ckpt.commit")) and max(ended, default=0) > SAVE_EVERY
 
 
 def kill_all(run: RunFile, launcher_pid: int) -> None:
@@ -40,14 +40,14 @@ def told(run: RunFile) -> dict:
 
 
 def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path) -> None:
-    run = RunFile(tmp_path, SETTINGS)
+    run, hold = RunFile(tmp_path, SETTINGS), held_after(tmp_path, CALLS * (SAVE_EVERY + 2), pause_s=0)
     began_s = time.time()
     process = start("run", str(run.write()))
     wait_for(lambda: events(run, "phase.begin"), timeout_s=120, what="a phase")
     running = told(run)
-    wait_for(lambda: trains_what_is_not_saved(run), timeout_s=120, what="an iteration after the commit")
+    wait_for(lambda: has_trained_what_is_not_saved(run), timeout_s=120, what="an iteration after the commit")
     kill_all(run, process.pid)
-    process.communicate()
+    process.communicate(), hold.unlink()
     assert running["state"] == "running" and running["goodput"]["seconds"]["wasted"] == 0
     cut = told(run)
     assert cut["state"].startswith("cut off") and cut["goodput"]["seconds"]["wasted"] > 0

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import BUCKET
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.faults.test_saves_in_flight import events, same_end
-from tests.runs import RunFile, killed_when, start, wait_for, yatt
+from tests.runs import RunFile, held_after, killed_when, start, wait_for, yatt
 from tests.seeds import seed_of
 from tests.store_proxy import StoreProxy
 from yatt.adapters.files import publish, sealed
@@ -22,6 +22,9 @@ from yatt.checkpoint.store import FolderStore, Store
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+
+CALLS = 8
+"""Completions of an iteration that each of the two nodes scores."""
 
 PLAIN = {"checkpoint": {"save_every": 1, "keep": 2}, "trainer": {"total_iterations": 5}}
 
@@ -52,9 +55,11 @@ def local_files(run: RunFile) -> list[Path]:
 
 
 def killed_after(run: RunFile, iteration: int) -> None:
-    """Kills everything after the commit of this iteration."""
+    """Kills everything after the commit of this iteration, and before the fifth one is done."""
     commits = lambda: [e for e in events(run, "ckpt.commit") if e["iteration"] >= iteration]  # noqa: E731
+    hold = held_after(run.folder, 4 * CALLS)
     killed_when(run, commits, "a commit")
+    hold.unlink()
 
 
 def resumed(run: RunFile) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def test_a_restart_with_whole_local_files_reads_no_tensor_from_the_store(
 
 def test_between_saves_there_are_two_and_clean_takes_those_of_an_ended_run(tmp_path: Path) -> None:
     run = run_file(tmp_path)
-    killed_after(run, 4)
+    killed_after(run, 3)
     saves = {path.parent for path in local_files(run)}
     committed = {p.name for p in (run.run_dir / "checkpoints").glob("global_step_*/*")}
     assert 1 <= len({save for save in saves if save.name in committed}) <= 2

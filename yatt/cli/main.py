@@ -59,7 +59,11 @@ def _carried_out(arguments: argparse.Namespace) -> int:
         if isinstance(named := getattr(arguments, "run", None), Path):
             arguments.run = run_folder(named)
         code = action(arguments)
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            if not getattr(arguments, "trains", False):  # its output is not what such a command is for
+                raise
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
