@@ -3,7 +3,13 @@
 import importlib.util
 import sys
 import traceback
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -17,6 +23,32 @@ class _FromSource(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         del fullname
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+_OURS = [Path(folder).resolve() for folder in sys.path if folder]
+"""Folders of installed packages, whose caches Python may use; one may lie below a user's folder."""
+
+_theirs: set[Path] = set()
+"""Folders of users' files."""
+
+
+def _finder_of(folder: str) -> FileFinder:
+    """A hook of `sys.path_hooks`: finds modules in a user's folder and below, and compiles their source."""
+    place = Path(folder).resolve()
+    parents = (place, *place.parents)
+    theirs = next((each for each in parents if each in _theirs), None)
+    if theirs is None or any(ours in parents and theirs in ours.parents for ours in _OURS):
+        raise ImportError(f"{folder} is no user's folder")
+    return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES))
+
+
+def _import_from_source(folder: Path) -> None:
+    """Makes modules in this folder, which a user's file imports, be compiled from their present source."""
+    if not _theirs:
+        sys.path_hooks.insert(0, _finder_of)
+    _theirs.add(folder.resolve())
+    for known in [each for each in sys.path_importer_cache if folder in (Path(each), *Path(each).parents)]:
+        del sys.path_importer_cache[known]
 
 
 def load_module(path: Path, key: str) -> ModuleType:
@@ -36,6 +68,7 @@ def load_module(path: Path, key: str) -> ModuleType:
     spec.loader = _FromSource(spec.name, str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    _import_from_source(path.parent.absolute())
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # a file beside it can be imported
     try:

@@ -73,8 +73,8 @@ class Publications:
     # ---- taking ---------------------------------------------------------------------------------
 
     async def take(self, order: c.TakeWeights) -> m.Message:
-        """Makes a published version the newest here. Can be repeated: one that is here is not fetched again. A
-        version is published again if the last save of a run has failed; engines then load it once more.
+        """Makes a published version the newest here. Can be repeated: one that is here is not fetched again.
+        A version is published again if the last save of a run has failed; engines then load it once more.
 
         Raises:
             WorkerFailed: a source does not have it, or is lost.
