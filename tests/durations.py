@@ -19,11 +19,11 @@ LEAST_CPU_S = 0.1
 
 BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 100,
-    "tests/faults/": 1600,
+    "tests/faults/": 900,
     "tests/gpu/": 1,
-    "tests/integration/test_": 2700,
-    "tests/integration/trainer/": 1200,
-    "tests/slurm/": 900,
+    "tests/integration/test_": 1300,
+    "tests/integration/trainer/": 600,
+    "tests/slurm/": 650,
     "tests/soak/": 100,
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
