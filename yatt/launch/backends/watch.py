@@ -30,8 +30,11 @@ from yatt.obs.events import reason_of_end
 from yatt.paths import RunPaths
 
 POLL_S = 0.1
+"""Interval for looking at signals, whatever the number of nodes: after a warning seconds count."""
+
 LOOK_S, LOOK_NODES = 0.4, 16
-"""Interval for reading every node's record, up to this many nodes; longer for more nodes."""
+"""Interval for reading a stop request of others, and every node's record up to this many nodes; records of
+more nodes are read less often."""
 
 END_TOGETHER_S = 15.0
 """Time limit for the other controllers after the leader has ended."""
@@ -78,6 +81,7 @@ class AttemptWatch:
     stop: str = ""
     limit_s: float | None = None
     looked_s: float = 0.0
+    heard_s: float = 0.0
     lost: LostNodes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,18 +94,10 @@ class AttemptWatch:
             while any(step.poll() is None for step in self.steps) and not self._is_killed():
                 time.sleep(POLL_S)
                 self.followers.check()
-                if clock.monotonic_s() - self.looked_s < LOOK_S * max(
-                    1.0, self.config.launch.nodes / LOOK_NODES
-                ):
-                    continue
-                self.looked_s = clock.monotonic_s()
                 with contextlib.suppress(OSError):  # try the run folder again next time
-                    self._look()
-                    self._pass_stop_on()
-                    if self.lost.look() - self.absent:
+                    self._hear()
+                    if self._has_lost_nodes():
                         break
-                if self._blind():
-                    break
                 if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
                     break
             patiently(self._look)
@@ -119,6 +115,22 @@ class AttemptWatch:
             # Not bound to us: a killed srun has its tasks killed, and a task must request the next start.
             start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
             self.steps.append(patiently(start))
+
+    def _hear(self) -> None:
+        """Passes a warning on at once, and reads a stop request of others now and then."""
+        is_warned = signal.SIGUSR2 in self.signals and not self.stop
+        if is_warned or clock.monotonic_s() - self.heard_s >= LOOK_S:
+            self.heard_s = clock.monotonic_s()
+            self._pass_stop_on()
+
+    def _has_lost_nodes(self) -> bool:
+        """Reads the nodes' records, if it is time; returns whether the attempt lacks nodes that it needs."""
+        interval_s = LOOK_S * max(1.0, self.config.launch.nodes / LOOK_NODES)
+        if clock.monotonic_s() - self.looked_s < interval_s:
+            return False
+        self.looked_s = clock.monotonic_s()
+        self._look()
+        return bool(self.lost.look() - self.absent) or bool(self._blind())
 
     def _look(self) -> None:
         """Reads which nodes have started and which have ended."""
