@@ -3,14 +3,14 @@
 Suffix: T completion tokens of the micro-batch on this rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from yatt.algo.algorithm import Algorithm
-from yatt.algo.correction import importance_weights, probability_differences
+from yatt.algo.correction import ImportanceWeights, importance_weights, probability_differences
 from yatt.algo.kl import kl_estimate
 from yatt.algo.view import LossView
 from yatt.config.schema import AlgorithmSection
@@ -117,7 +117,7 @@ class Objective:
             entropy_T, weights_T = entropy_T[target.kept.index_K], target.kept.weights_K
         policy = self._algorithm.loss(view)
         losses_T = policy.losses_T
-        corrected = importance_weights(section.correction, view)
+        corrected = self._corrected(micro, target, logprobs_T)
         if section.correction.rule != "none":
             losses_T = losses_T * corrected.weights_T
         pg_loss = (losses_T * weights_T).sum()
@@ -149,6 +149,17 @@ class Objective:
         sums = torch.stack([part.detach().double().sum() for part in parts])
         largest = torch.cat([diff_T, diff_T.new_zeros(1)]).max().double()
         return loss, sums[-1].to(torch.int32), Measured(sums, largest)
+
+    def _corrected(self, micro: MicroBatch, target: Target, logprobs_T: Tensor) -> ImportanceWeights:
+        """The importance weights of the tokens that are left after a rejection. The ratio of a sequence is of
+        all its tokens: how likely the sampler was to write it does not depend on what is trained on."""
+        whole = importance_weights(
+            self._section.correction, view_of(micro, replace(target, kept=None), logprobs_T)
+        )
+        if target.kept is None:
+            return whole
+        index_K = target.kept.index_K
+        return ImportanceWeights(whole.weights_T[index_K], whole.is_limited_T[index_K])
 
 
 def totals(measured: list[Measured], device: torch.device) -> dict[str, float]:

@@ -45,9 +45,9 @@ def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[
     """
     tokens, kept = max(sums["tokens"], 1.0), max(sums["kept"], 1.0)
     diff = sums["diff"] / tokens
-    metrics = {
+    metrics = {"actor/pg_loss": sums["pg_loss"] / tokens} | {  # its weights have the number of all tokens
         f"actor/{name}": sums[name] / kept
-        for name in ("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
+        for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
     }
     return metrics | {
         "actor/grad_norm": sum(grad_norms) / len(grad_norms),

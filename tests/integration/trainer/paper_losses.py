@@ -55,6 +55,20 @@ def paper_gradient(
     model_folder: Path, algorithm: dict, *, has_observations: bool = False
 ) -> dict[str, torch.Tensor]:
     """Gradient of the first mini-batch (half of the samples) under Hugging Face names, float32."""
+    model, loss = _loss(model_folder, algorithm, share=0.5, has_observations=has_observations)
+    loss.backward()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return dict(
+        pair for name, p in model.named_parameters() if name not in tied for pair in saved(name, p.grad)
+    )
+
+
+def paper_loss(model_folder: Path, algorithm: dict) -> float:
+    """Loss of all samples as one mini-batch."""
+    return _loss(model_folder, algorithm, share=1.0)[1].item()
+
+
+def _loss(model_folder: Path, algorithm: dict, *, share: float, has_observations: bool = False):
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
@@ -62,7 +76,7 @@ def paper_gradient(
     gains = advantages([fact.reward for fact in facts])
     correction = {"rule": "truncate", "level": "token", "low": 0.0, "high": 2.0} | algorithm["correction"]
     rows = []
-    for rollout, gain in list(zip(rollouts, gains, strict=True))[: len(rollouts) // 2]:
+    for rollout, gain in list(zip(rollouts, gains, strict=True))[: int(len(rollouts) * share)]:
         logprobs = completion_logprobs(model, rollout)
         sampler = [p for turn in rollout.turns if turn.is_sampled for p in m.unpack_floats(turn.logprobs)]
         each = [math.exp(p - q) for p, q in zip(logprobs.tolist(), sampler, strict=True)]
@@ -70,11 +84,7 @@ def paper_gradient(
         kept = torch.tensor(kept_of(algorithm.get("rejection", {}), each))
         ratio = (logprobs - logprobs.detach()).exp()
         rows.append((-gain * ratio * weights)[kept])
-    aggregated(algorithm["loss_agg_mode"], rows).backward()
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return dict(
-        pair for name, p in model.named_parameters() if name not in tied for pair in saved(name, p.grad)
-    )
+    return model, aggregated(algorithm["loss_agg_mode"], rows)
 
 
 def saved(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

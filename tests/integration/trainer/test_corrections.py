@@ -1,9 +1,11 @@
 """Corrections and rejections: the gradient is that of the papers, in every layout; adaptive KL resumes."""
 
+import itertools
+
 import pytest
 
 from tests.integration.trainer.conftest import run_world
-from tests.integration.trainer.paper_losses import paper_gradient
+from tests.integration.trainer.paper_losses import paper_gradient, paper_loss
 from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
@@ -44,6 +46,21 @@ tokens and of sequences; what is done with them does not depend on it. Context p
 all that sums over a sample is there. `reject-token` learns in each."""
 assert {*CASES} == {"reject-token"}.union(*PAIRS.values())
 
+LEVELS, RULES = ("token", "sequence", "geometric"), ("truncate", "mask")
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+MATRIX = {
+    f"{rejected}-then-{rule}-{level}": case(
+        mode, {"rule": rule, "level": level, **(RANGE if rule == "mask" else {"high": 1.05})},
+        level=rejected, **RANGE,
+    )
+    for (rejected, rule, level), mode in zip(
+        itertools.product(LEVELS, RULES, LEVELS), itertools.cycle(MODES)
+    )
+}  # fmt: skip
+"""Each rejection with each correction: the weights are those of whole sequences, whatever is rejected."""
+
+WITH_LOSS = ("truncate-token", "reject-token", "reject-token-by-sample", "reject-sequence")
+
 LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
 ADAPTIVE = {"kl_in": "reward", "kl_target": 1e-4, "kl_horizon": 50.0, "kl_coef": 0.3}
 
@@ -54,12 +71,17 @@ def alone(shallow, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
     jobs = [
         {"name": name, "model": qwen3, "algorithm": algorithm, "actions": GRADIENT}
-        for name, algorithm in CASES.items()
+        for name, algorithm in {**CASES, **MATRIX}.items()
     ]
     jobs += [
         {"name": f"{name}-learn", "model": qwen3, "algorithm": CASES[name], "actions": LEARN}
         for name in ("reject-token",)
     ]
+    jobs += [
+        {"name": f"{name}-loss", "model": qwen3, "algorithm": CASES[name], "actions": [["train", 1]],
+         "layout": {"mini_batch_size": 4}}
+        for name in WITH_LOSS
+    ]  # fmt: skip
     store = str(folder / "adaptive-store")
     common = {"model": qwen3, "algorithm": ADAPTIVE, "store": store}
     jobs += [
@@ -116,6 +138,20 @@ def test_the_gradient_is_the_papers(alone, papers, name):
     assert got.keys() == papers[name].keys()
     assert largest_difference(got, papers[name]) < 1e-5
     assert any(tensor.abs().max() > 1e-3 for tensor in got.values()), "there is a gradient"
+
+
+def test_the_gradient_is_the_papers_for_each_rejection_with_each_correction(alone, shallow):
+    far = {}
+    for name, algorithm in MATRIX.items():
+        paper = paper_gradient(shallow["qwen3"], algorithm)
+        far[name] = largest_difference(alone[name].tensors("first"), paper)
+    assert {name: value for name, value in far.items() if value >= 1e-5} == {}
+
+
+@pytest.mark.parametrize("name", WITH_LOSS)
+def test_the_reported_loss_is_the_papers_whatever_is_rejected(alone, shallow, name):
+    (metrics,) = alone[f"{name}-loss"].notes[0]["metrics"]
+    assert metrics["actor/pg_loss"] == pytest.approx(paper_loss(shallow["qwen3"], CASES[name]), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
