@@ -351,6 +351,8 @@ def _wanted(hint: Any) -> str:
 
 def _yaml_trap(hint: Any, value: Any) -> str:
     """Returns a hint if YAML 1.1 has read the text as another type."""
+    if hint is int and (isinstance(value, float) or _is_number(value)) and float(value).is_integer():
+        return f" Write {int(float(value))}."
     if hint in (float, int) and isinstance(value, str) and _is_number(value):
         return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
     if get_origin(hint) is tuple and isinstance(value, str):

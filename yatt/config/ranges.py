@@ -68,13 +68,17 @@ class Text:
     Attributes:
         is_line: forbids newlines and other control characters.
         without: forbidden characters.
+        is_filled: forbids the empty text.
     """
 
     is_line: bool = False
     without: str = ""
+    is_filled: bool = False
 
     def fault(self, value: str) -> str:
         """Returns the rule that `value` breaks, as the end of a sentence; empty if it is valid."""
+        if self.is_filled and not value:
+            return "is empty; delete it, or write what it is for"
         if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
             return "contains a lone surrogate, which is not valid text; delete it"
         if "\0" in value:
@@ -117,6 +121,7 @@ SEED = between(0, 2**63 - 1)
 SHARE = Range(low=0.0, high=1.0, low_open=True)
 LINE = Text(is_line=True)
 FREE = Text()
+FILLED = Text(is_filled=True)
 FILE = Text(is_line=True, without="%")
 """A path that becomes part of a batch script and of file names that Slurm expands."""
 BETA = Range(low=0.0, high=1.0, high_open=True)

@@ -30,7 +30,7 @@ from yatt.config.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FILE,
-    FREE,
+    FILLED,
     LINE,
     MOST,
     SECONDS,
@@ -169,7 +169,7 @@ class RolloutSection:
     max_response_tokens: Annotated[int, COUNT] = 1024
     """Maximum length of a completion, in tokens."""
 
-    stop: tuple[Annotated[str, FREE], ...] = ()
+    stop: tuple[Annotated[str, FILLED], ...] = ()
     """Texts that end a completion, in addition to the end-of-sequence token."""
 
     ignore_eos: bool = False

@@ -12,6 +12,7 @@ from yatt.config.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FILE,
+    FILLED,
     FINITE,
     FREE,
     LINE,
@@ -87,7 +88,7 @@ class VerdictSection:
     pattern: Annotated[str, FREE] = ""
     """Regular expression; the *last* match counts, and its group 1 is the verdict."""
 
-    choices: tuple[Annotated[str, FREE], ...] = ()
+    choices: tuple[Annotated[str, FILLED], ...] = ()
     """The engine can only write one of these texts (vLLM's structured output)."""
 
     json_schema: Annotated[str, FREE] = ""
@@ -229,7 +230,7 @@ class GenRMSection:
     max_model_tokens: Annotated[int, COUNT_OR_NONE] = 0
     """Tokens of prompt and verdict together; 0: the model's own limit, filled in when the run starts."""
 
-    stop: tuple[Annotated[str, FREE], ...] = ()
+    stop: tuple[Annotated[str, FILLED], ...] = ()
     """Texts that end a verdict."""
 
     retries: Annotated[int, COUNT_OR_NONE] = 1

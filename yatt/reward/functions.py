@@ -7,9 +7,10 @@ in verl's style, and also receives `prompt` and `client`.
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -216,11 +217,37 @@ async def call_function(
     """
     if function.is_async:
         return await _awaited(function, arguments, client)
-    result = function.call(**arguments)
+    with _OF_FUNCTIONS.instead_of_ours():
+        result = function.call(**arguments)
     if inspect.iscoroutine(result):
         result.close()
         raise ValueError("it gives a coroutine, which is not awaited here; write it as `async def`")
     return result
+
+
+class _OwnLoop:
+    """The event loop that synchronous functions find, made once and again if one has closed it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.contextmanager
+    def instead_of_ours(self) -> Iterator[None]:
+        """Lets a synchronous function run coroutines itself, by `asyncio.run` or with the thread's event
+        loop, as where nothing else runs one."""
+        ours = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        asyncio.events._set_running_loop(None)
+        asyncio.set_event_loop(self._loop)
+        try:
+            yield
+        finally:
+            asyncio.events._set_running_loop(ours)
+            asyncio.set_event_loop(ours)
+
+
+_OF_FUNCTIONS = _OwnLoop()
 
 
 async def _awaited(function: RewardFunction, arguments: dict[str, Any], client: "GenRMClient | None") -> Any:

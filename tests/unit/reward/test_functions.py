@@ -1,6 +1,7 @@
 """Loading and built-ins."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,57 @@ def test_whatever_can_be_called_is_a_reward_function(tmp_path, function, is_asyn
     mine = loaded(tmp_path, function)
     assert mine.place == f"{tmp_path / 'calls.py'}:{function}" and mine.is_async is is_async
     assert asyncio.run(call_reward(mine, [SAMPLE], client=None)) == [Result(score)]
+
+
+RUNS = {
+    "run": "asyncio.run(judge(solution_str))",
+    "new loop": "asyncio.new_event_loop().run_until_complete(judge(solution_str))",
+    "thread's loop": "asyncio.get_event_loop().run_until_complete(judge(solution_str))",
+    "closed": "close(asyncio.get_event_loop(), solution_str)",
+    "fails": "asyncio.run(fail())",
+}
+ASYNC = """
+import asyncio
+
+async def judge(text):
+    await asyncio.sleep(0.001)
+    return float(len(text))
+
+async def fail():
+    raise ValueError("of its own")
+
+def close(loop, text):
+    try:
+        return loop.run_until_complete(judge(text))
+    finally:
+        loop.close()
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {how}
+"""
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_a_plain_function_may_run_coroutines_itself(tmp_path, how):
+    """As in verl and TRL, where no event loop runs; the process's own loop goes on beside and afterwards."""
+    (tmp_path / "own.py").write_text(ASYNC.format(how=RUNS[how]))
+    function = load_reward(RewardSection(name="mine", path=str(tmp_path / "own.py")))
+
+    async def calls() -> list[object]:
+        ours = asyncio.get_running_loop()
+        beside = asyncio.ensure_future(asyncio.sleep(0.01, "went on"))
+        found: list[object] = []
+        for text in ("four", "sixsix"):
+            try:
+                (result,) = await call_reward(function, [replace(SAMPLE, completion=text)], client=None)
+                found.append(result.score)
+            except ValueError as error:
+                found.append(str(error))
+            assert asyncio.get_running_loop() is ours is asyncio.get_event_loop()
+        return [*found, await beside]
+
+    expected = ["of its own"] * 2 if how == "fails" else [4.0, 6.0]
+    assert asyncio.run(calls()) == [*expected, "went on"]
 
 
 def test_a_plain_function_that_gives_a_coroutine_is_told_to_be_async(tmp_path):
