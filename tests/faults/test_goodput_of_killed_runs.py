@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, held_after, kill, living, rows, start, wait_for, yatt
+from yatt.obs.metrics import STEP
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -49,6 +50,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     kill_all(run, process.pid)
     process.communicate(), hold.unlink()
     assert running["state"] == "running" and running["goodput"]["seconds"]["wasted"] == 0
+    before = {row[STEP]: row for row in rows(run.run_dir / "metrics.jsonl")}
     cut = told(run)
     assert cut["state"].startswith("cut off") and cut["goodput"]["seconds"]["wasted"] > 0
     idle_s = 3.0
@@ -56,6 +58,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     done = yatt("resume", str(run.run_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     took_s = time.time() - began_s
+    check_resumed(run, done.stdout, before)
 
     seconds, wall_s = (account := told(run)["goodput"])["seconds"], account["wall_s"]
     assert math.isclose(sum(seconds.values()), wall_s, abs_tol=1e-6)
@@ -88,6 +91,21 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
         assert math.isclose(parts, row["timing_s/step"], abs_tol=1e-6), row
         is_restart = row["training/global_step"] == SAVE_EVERY  # its row is written after the resume
         assert (0 if is_restart else 0.01) <= row["goodput/productive"] < 1
+
+
+def check_resumed(run: RunFile, said: str, before: dict[int, dict]) -> None:
+    """What is trained again is said once; the checkpoint's row is what it was, and nothing is counted into
+    the next one that is not its iteration."""
+    (resume,) = [e for e in events(run, "attempt.resume") if e["attempt"] == 2]
+    first, last = SAVE_EVERY + 1, max(before)
+    again = f"iteration {first} is" if first == last else f"iterations {first} to {last} are"
+    assert resume["lost"] == last and f"resumed from iteration {SAVE_EVERY}; {again} trained again" in said
+    assert f"iteration {SAVE_EVERY}/" not in said and f"iteration {first}/" in said
+    now = {row[STEP]: row for row in rows(run.run_dir / "metrics.jsonl")}
+    assert now[SAVE_EVERY] == before[SAVE_EVERY] and now[first] != before.get(first)
+    begun = [e for e in events(run, "phase.begin") if e["attempt"] == 2 and e["phase"] == "rollout"]
+    spent_s = (begun[1]["t"] - begun[0]["t"]) / 1e9
+    assert now[first]["timing_s/step"] < 2 * spent_s, "starting is no iteration's time"
 
 
 def test_saves_by_time_do_not_change_the_end_of_a_run_that_is_killed(tmp_path) -> None:

@@ -17,7 +17,7 @@ from yatt.adapters.ledger import COMMITTED, note
 from yatt.config.load import load_resolved
 from yatt.launch.follower import Followers
 from yatt.obs.metrics import STEP, RowFile
-from yatt.obs.trackers.follow import Rows, Samples, tracked_run
+from yatt.obs.trackers.follow import Rows, Samples, sends_at_once, tracked_run
 from yatt.obs.trackers.mlflow import metric_name
 from yatt.obs.trackers.state import SAMPLES, TrackerState
 from yatt.obs.trackers.wandb import settings_of
@@ -427,7 +427,7 @@ def test_a_tracker_never_has_numbers_of_iterations_that_were_lost(tmp_path, is_k
     """An attempt is at 7 with a checkpoint of 4; the next one repeats 5 to 7, with other numbers."""
     (tmp_path / "lines.py").write_text(OWN)
     tracker = {"trackers": [str(tmp_path / "lines.py")], "send_rows": "committed"}
-    paths = make_run(tmp_path, rows=metrics(7), logging=tracker)
+    paths = make_run(tmp_path, rows=metrics(7), logging=tracker, checkpoint={"save_every": 2})
     committed(paths, 4, attempt=1)
     follower, said = started(paths)
     until(lambda: last_step(paths, "lines") == 4, "rows that the checkpoint covers were not logged")
@@ -446,6 +446,18 @@ def test_a_tracker_never_has_numbers_of_iterations_that_were_lost(tmp_path, is_k
     logged = [(step, value) for kind, step, value in lines if kind == "row"]
     assert logged == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 105.0), (6, 106.0), (7, 107.0), (8, 108.0)]
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("logging", "checkpoint", "is_at_once"),
+    [
+        ({}, {}, True), ({}, {"save_every": 10}, False), ({}, {"save_every_minutes": 10}, False),
+        ({"send_rows": "at_once"}, {"save_every": 10}, True),
+    ],
+)  # fmt: skip
+def test_rows_wait_for_checkpoints_if_there_are_some(tmp_path, logging, checkpoint, is_at_once):
+    paths = obs_runs.make_run(tmp_path, logging=logging, checkpoint=checkpoint)
+    assert sends_at_once(load_resolved(paths.config)) == is_at_once
 
 
 def test_each_step_is_new_once(tmp_path):

@@ -7,6 +7,7 @@ Everything here blocks: not for an event loop.
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -21,8 +22,8 @@ from yatt.records import inputs
 WHOLE_BYTES = 32 << 20
 """Files up to this size are read in whole."""
 
-BLOCK_BYTES, NUM_BLOCKS = 4096, 64
-"""Of a larger file: the size of each block, and the number of blocks, the first and the last one included."""
+BLOCK_BYTES, MOST_BLOCKS, LEAST_BLOCKS, FOLDER_BLOCKS = 4096, 64, 4, 256
+"""Of a larger file: the size of each block, the number of blocks, and that of all files of a folder."""
 
 _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -32,8 +33,12 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _SETTINGS, _TEMPLATE_KEY = "tokenizer_config.json", "chat_template"
 _MODEL_CONFIG = ("config.json", "generation_config.json")
 _WEIGHTS = (".safetensors", ".bin")
-_RUN_TIME_CALLS = ("__import__", "exec", "eval", "import_module", "run_path", "run_module")
-"""Names that import by a text which only a run of the file knows; of the first three, not as methods."""
+_RUN_TIME_NAMES = ("__import__", "exec", "eval")
+_RUN_TIME_CALLS = (
+    "import_module", "run_path", "run_module", "spec_from_file_location", "exec_module", "load_module",
+    "SourceFileLoader", "addsitedir",
+)  # fmt: skip
+"""Names that import by a text which only a run of the file knows; the first three not as methods."""
 
 
 def input_rules(config: RunConfig) -> InputRules:
@@ -52,12 +57,15 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         config: complete, with absolute paths.
     """
     found: dict[str, str] = {}
-    for name, parts in _inputs(config):
-        try:
-            found[name] = _digest(parts())
-        except (OSError, ValueError):
-            continue
+    add_input_digests(config, found)
     return found
+
+
+def add_input_digests(config: RunConfig, found: dict[str, str]) -> None:
+    """As `input_digests`, for who may not have the time for all of them: small inputs come first."""
+    for name, parts in _inputs(config):
+        with contextlib.suppress(Exception):  # whatever a stranger's file makes of its reader
+            found[name] = _digest(parts())
 
 
 Parts = Callable[[], Iterable[tuple[str, bytes]]]
@@ -69,7 +77,6 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Parts]]:
     yield inputs.TOKENIZER, partial(_tokenizer, model)
     yield inputs.TEMPLATE, partial(_template, model)
     yield inputs.MODEL_CONFIG, partial(_present, model, _MODEL_CONFIG)
-    yield inputs.WEIGHTS, partial(_weights, model)
     if config.data.val_files:
         yield inputs.HELD_OUT, partial(_rows, config.data.val_files)
     functions = {
@@ -84,6 +91,7 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Parts]]:
     for genrm in config.genrms:
         if genrm.has_engine:
             yield inputs.genrm_input(genrm.name, is_model=True), partial(_judge, Path(genrm.model))
+    yield inputs.WEIGHTS, partial(_weights, model)
 
 
 def _digest(parts: Iterable[tuple[str, bytes]]) -> str:
@@ -93,8 +101,11 @@ def _digest(parts: Iterable[tuple[str, bytes]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def file_digest(path: Path) -> bytes:
+def file_digest(path: Path, num_blocks: int = MOST_BLOCKS) -> bytes:
     """Returns a digest of a file; of a large one, see the module.
+
+    Args:
+        num_blocks: of a large file, the first and the last block included.
 
     Raises:
         OSError: it cannot be read.
@@ -105,8 +116,8 @@ def file_digest(path: Path) -> bytes:
             return hashlib.file_digest(file, "sha256").digest()
         digest = hashlib.sha256(f"{size} ".encode())
         last = size - BLOCK_BYTES
-        for number in range(NUM_BLOCKS):
-            file.seek(last * number // (NUM_BLOCKS - 1))
+        for number in range(num_blocks):
+            file.seek(last * number // (num_blocks - 1))
             digest.update(file.read(BLOCK_BYTES))
         return digest.digest()
 
@@ -138,7 +149,10 @@ def _of_value(value: object) -> bytes:
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, bytes]]:
-    yield from _present(folder, sorted(p.name for p in folder.iterdir() if p.suffix in _WEIGHTS))
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    num_blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, FOLDER_BLOCKS // max(1, len(names))))
+    for name in names:
+        yield name, file_digest(folder / name, num_blocks)
 
 
 def _judge(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -162,31 +176,38 @@ def imported_files(path: Path) -> list[Path]:
     """Returns a Python file and the files in its folder and below that it imports, directly or not, sorted.
 
     They are found by reading, not by running. If one of them imports by names that are made at run time, or
-    changes `sys.path`, every Python file in the folder counts.
+    changes `sys.path`, every Python file in the folder and in the packages below it counts.
 
     Raises:
         OSError: one cannot be read.
     """
-    folder, found, waiting = path.parent, {path}, [path]
+    folder, found, waiting, is_dynamic = path.parent, {path}, [path], False
     while waiting:
         file = waiting.pop()
         try:
             tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError, RecursionError):  # whoever imports it says so
             continue
-        if any(_is_made_at_run_time(node) for node in ast.walk(tree)):
-            return sorted({*found, *folder.glob("*.py")})
+        is_dynamic |= any(_is_made_at_run_time(node) for node in ast.walk(tree))
         new = {place for node in ast.walk(tree) for place in _places(node, file, folder)} - found
         found |= new
         waiting += new
-    return sorted(found)
+    return sorted(found | _of_packages(folder) if is_dynamic else found)
+
+
+def _of_packages(folder: Path) -> set[Path]:
+    """Python files in a folder, and in the packages below it."""
+    found = {path for path in folder.glob("*.py") if path.is_file()}
+    for init in folder.glob("*/__init__.py"):
+        found |= _of_packages(init.parent)
+    return found
 
 
 def _is_made_at_run_time(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         is_path = node.attr == "path" and isinstance(node.value, ast.Name) and node.value.id == "sys"
-        return is_path or node.attr in _RUN_TIME_CALLS[3:]
-    return isinstance(node, ast.Name) and node.id in _RUN_TIME_CALLS
+        return is_path or node.attr in _RUN_TIME_CALLS
+    return isinstance(node, ast.Name) and node.id in (*_RUN_TIME_NAMES, *_RUN_TIME_CALLS)
 
 
 def _places(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
@@ -195,6 +216,8 @@ def _places(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
         for alias in node.names:
             yield from _files_of(folder, alias.name.split("."))
     elif isinstance(node, ast.ImportFrom):
+        if node.level > len(file.parents):
+            return
         start = file.parents[node.level - 1] if node.level else folder
         if start != folder and folder not in start.parents:
             return  # Python refuses it too: the user's file is in no package

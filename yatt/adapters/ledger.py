@@ -86,11 +86,6 @@ def inputs_of(attempt: Attempt) -> dict[str, str]:
     return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
 
 
-def has_committed(paths: RunPaths, attempt: int) -> bool:
-    """Whether an attempt has restored or made a checkpoint."""
-    return bool(record(paths, attempt, COMMITTED))
-
-
 def known_commit(paths: RunPaths) -> tuple[int, int]:
     """Returns the highest committed iteration recorded in the ledger, and the attempt that recorded it.
 

@@ -4,11 +4,13 @@ import importlib.util
 import sys
 import traceback
 from importlib.machinery import (
+    BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
     ExtensionFileLoader,
     FileFinder,
     SourceFileLoader,
+    SourcelessFileLoader,
 )
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -37,9 +39,16 @@ def _finder_of(folder: str) -> FileFinder:
     place = Path(folder).resolve()
     parents = (place, *place.parents)
     theirs = next((each for each in parents if each in _theirs), None)
-    if theirs is None or any(ours in parents and theirs in ours.parents for ours in _OURS):
+    if (
+        theirs is None
+        or not place.is_dir()
+        or any(ours in parents and theirs in ours.parents for ours in _OURS)
+    ):
         raise ImportError(f"{folder} is no user's folder")
-    return FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES))
+    return FileFinder(
+        folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )  # fmt: skip
 
 
 def _import_from_source(folder: Path) -> None:

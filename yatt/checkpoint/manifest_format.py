@@ -35,7 +35,7 @@ Scalar = None | bool | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] |
 Row = dict[str, Scalar]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Names = Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)]
-InputDigests = Annotated[dict[Text, Text], msgspec.Meta(max_length=1024)]
+InputDigests = Annotated[dict[str, Text], msgspec.Meta(max_length=1024)]
 Scalars = dict[str, Scalar | Annotated[tuple[Scalar, ...], msgspec.Meta(max_length=16)]]
 
 

@@ -84,10 +84,14 @@ def metric_values(rows: Iterable[Row], metric: str) -> dict[int, float]:
 
 
 def _is_doubtful(row: Row, metric: str) -> bool:
-    kind, _, rest = metric.partition("/")
+    """Whether it is a mean of held-out completions of which too many have no score."""
     begin, end = VALIDATION_SHARES
-    share: Any = row.get(f"{begin}{rest.rpartition('/')[0]}{end}") if kind in ("val-core", "val-aux") else 0.0
-    return is_number(share) and share > MOST_FAILED
+    kind, _, rest = metric.partition("/")
+    return kind in ("val-core", "val-aux") and any(
+        is_number(share) and share > MOST_FAILED and rest.startswith(f"{key[len(begin) : -len(end)]}/")
+        for key, share in row.items()
+        if key.startswith(begin) and key.endswith(end)
+    )
 
 
 def _look(checkpoints: Checkpoints, values: dict[int, float], needed: frozenset[Commit]) -> StoredCommits:

@@ -113,10 +113,10 @@ class RunSection:
     """Start from another run's checkpoint."""
 
     accept_changed: tuple[Annotated[str, LINE], ...] = ()
-    """Names of inputs that may be others than before when the run is resumed, although the run would be
-    refused: `tokenizer`, `chat_template`, `model_config`, `weights`, `data.val_files`; with `deterministic`
-    also those that may change otherwise: `rewards[NAME]`, `genrms[NAME].path`, `genrms[NAME].model`,
-    `environment`, `algorithm.path`, `model.family`."""
+    """Names of inputs that may be others than before when the run is resumed, from then on (`[]` takes it
+    back), although the run would be refused: `tokenizer`, `chat_template`, `model_config`, `weights`,
+    `data.val_files`; with `deterministic` also those that may change otherwise: `rewards[NAME]`,
+    `genrms[NAME].path`, `genrms[NAME].model`, `environment`, `algorithm.path`, `model.family`."""
 
     def __post_init__(self) -> None:
         is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", self.id) is not None
@@ -331,10 +331,11 @@ class LoggingSection:
     written."""
 
     send_rows: Literal["committed", "at_once"] = "committed"
-    """When a tracker gets an iteration's row. committed: once a checkpoint covers it, so that no tracker
-    keeps numbers of iterations that were lost and trained again; curves come in pieces of
-    checkpoint.save_every. at_once: at the end of the iteration; of one that is trained again a tracker keeps
-    the first numbers."""
+    """When a tracker gets an iteration's row. committed: once a checkpoint in the store covers it, so that no
+    tracker keeps numbers of iterations that were lost and trained again; curves come in pieces of
+    checkpoint.save_every or save_every_minutes, and of a run that is given up the last piece does not come.
+    If neither is set, as with at_once: at the end of the iteration; of one that is trained again a tracker
+    keeps the first numbers."""
 
     send_samples: bool = False
     """Send the samples of samples.jsonl too (prompts, completions, scores), as a table, to all trackers."""

@@ -131,7 +131,7 @@ class Streak:
 class AlarmState:
     """State of the alarms after a row. `drops`: counters since drops were last reported."""
 
-    iteration: int = 0
+    iteration: int = -1
     streaks: Mapping[Alarm, Streak] = field(default_factory=dict)
     ringing: Mapping[Alarm, Begins] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
@@ -161,7 +161,7 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     ended = [Ends(alarm=alarm, iteration=iteration) for alarm in state.ringing if alarm not in ringing]
     begun = [_begin(alarm, row, streaks[alarm]) for alarm in Alarm if alarm in due - ringing.keys()]
     losses = state.losses
-    if Alarm.LOSS_EXPLODED not in signs:
+    if Alarm.LOSS_EXPLODED not in signs and iteration:  # 0 is validation only
         losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
     state = replace(
         state, iteration=iteration, streaks=streaks, losses=losses,

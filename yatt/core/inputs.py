@@ -9,7 +9,7 @@ Training rows are not among them: their fingerprint is that of their content, in
 """
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from yatt.records.inputs import HELD_OUT, MODEL_CONFIG, TEMPLATE, TOKENIZER, WEIGHTS
@@ -56,18 +56,6 @@ class ChangedInputs:
 
     refused: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
-
-
-def newest_known(earlier: Iterable[Digests]) -> dict[str, str]:
-    """Returns the newest known digest of each input.
-
-    Args:
-        earlier: digests of attempts, oldest first.
-    """
-    found: dict[str, str] = {}
-    for digests in earlier:
-        found |= digests
-    return found
 
 
 def changes(before: Digests, now: Digests, rules: InputRules) -> ChangedInputs:

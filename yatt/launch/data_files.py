@@ -9,6 +9,7 @@ sources finds it, and one with others makes another. A run's config names the ma
 
 import glob
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -19,11 +20,13 @@ from pathlib import Path
 
 from yatt.adapters.files import make_private
 from yatt.adapters.input_digests import imported_files
+from yatt.adapters.run_config import load_run
 from yatt.adapters.trial import raise_found, trial_process
 from yatt.config.schema import DataSection, RunConfig
 from yatt.core.exits import describe_exit
 from yatt.errors import ConfigError
 from yatt.launch.fetched import read_fetched
+from yatt.paths import RunPaths
 
 HUB = "hf:"
 _HUB_ENTRY = re.compile(
@@ -110,18 +113,33 @@ def with_made_data(config: RunConfig, folder: Path | None = None, earlier: Seque
         return config
     folder = folder or made_folder(config.run.dir)
     limit_s = config.launch.phase_timeout_s
-    config = _with_entries(config, partial(_fetched, folder, limit_s))
+    config = _with_entries(config, partial(_fetched, folder, _files_of_run(config.run.dir), limit_s))
     mapped = partial(_mapped, folder, {str(place.resolve()) for place in (folder, *earlier)}, config)
     return _with_entries(config, mapped) if config.data.map else config
 
 
-def _fetched(folder: Path, limit_s: float, entry: str, key: str) -> list[str]:
+def _files_of_run(run_dir: str) -> frozenset[str]:
+    """Names of the data files of the run in this folder, if there is one: it goes on with them."""
+    paths = RunPaths(Path(run_dir).expanduser())
+    try:
+        known = load_run(paths).data if paths.config.is_file() else None
+    except (ConfigError, OSError):  # whoever opens the folder says so
+        return frozenset()
+    return frozenset(map(os.path.basename, (*known.train_files, *known.val_files) if known else ()))
+
+
+def _fetched(folder: Path, of_run: frozenset[str], limit_s: float, entry: str, key: str) -> list[str]:
     if not entry.startswith(HUB):
         return [entry]
     parts = _HUB_ENTRY.fullmatch(entry)
     assert parts is not None, "checked by `with_files`"
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", entry.removeprefix(HUB)).strip("-")[:40]
     stem = folder / f"hf-{readable}-{hashlib.sha256(entry.encode()).hexdigest()[:12]}"
+    kept = sorted(
+        name for name in of_run if name.startswith(f"{stem.name}-") or name == f"{stem.name}.parquet"
+    )
+    if kept and (folder / kept[0]).is_file():
+        return [str(folder / kept[0])]
     arguments = [parts["repository"] or parts["folder"], parts["revision"] or "", parts["config"] or ""]
     sys.stderr.write(f"yatt: fetching {entry}, unless it is there ({key})\n")
     _make("fetch", [entry, *arguments, parts["split"]], stem, f"{key}: {entry}", limit_s)

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from yatt.adapters.input_digests import input_digests, input_rules
-from yatt.adapters.ledger import attempts, has_committed, inputs_of, known_commit
+from yatt.adapters.input_digests import add_input_digests, input_rules
+from yatt.adapters.ledger import STARTED, Attempt, inputs_of, known_commit, record
 from yatt.adapters.patience import until_answered
 from yatt.config.schema import RunConfig
 from yatt.core import inputs
@@ -17,34 +17,34 @@ LIMIT_S = 60.0
 
 
 def inputs_before(paths: RunPaths) -> dict[str, str]:
-    """Returns the digests of the inputs when the run's newest checkpoint was made or restored; empty if there
-    is none.
+    """Returns the digests of the inputs of the attempt that wrote the run's newest checkpoint, which its
+    manifest has too; empty if there is none.
 
     Raises:
         OSError: the run folder does not answer.
     """
-    earlier = [each for each in attempts(paths) if has_committed(paths, each.number)]
-    return inputs.newest_known(map(inputs_of, earlier))
+    writer = known_commit(paths)[1]  # not a later one, which has only restored it
+    return inputs_of(Attempt(writer, record(paths, writer, STARTED))) if writer else {}
 
 
 def inputs_now(
     config: RunConfig, *, is_told: Callable[[], bool], say: Callable[[str], None]
 ) -> dict[str, str]:
-    """Returns the digests of the inputs; empty if their files do not answer.
+    """Returns the digests of the inputs; of those whose files answer in time.
 
     Args:
         is_told: whether this start has to end: then nothing is waited for.
         say: prints a line for the user.
     """
+    found: dict[str, str] = {}
     try:
-        found = until_answered(
-            partial(input_digests, config), errors=(), limit_s=LIMIT_S, is_told=is_told,
+        until_answered(
+            partial(add_input_digests, config, found), errors=(), limit_s=LIMIT_S, is_told=is_told,
             say=lambda _: say("reading the files of models and functions takes long"),
         )  # fmt: skip
     except TimeoutError:
-        say(f"models and functions could not be compared with earlier ones: no answer within {LIMIT_S:g} s")
-        return {}
-    return found or {}
+        say(f"not all models and functions could be compared with earlier ones within {LIMIT_S:g} s")
+    return dict(found)
 
 
 def changed_inputs(
@@ -61,15 +61,19 @@ def changed_inputs(
     return found.told
 
 
-def check_inputs(config: RunConfig, paths: RunPaths) -> None:
-    """Tells the user of inputs that are others than before.
+def check_inputs(config: RunConfig, paths: RunPaths, *, tells: bool) -> None:
+    """Refuses inputs that are others than before; tells the user of those that may be.
+
+    Args:
+        tells: False if an attempt follows at once, which tells it too.
 
     Raises:
         ConfigError: the run may not go on with them.
         OSError: the run folder does not answer.
     """
     now = inputs_now(config, is_told=lambda: False, say=_say)
-    if changed := changed_inputs(config, paths, inputs_before(paths), now):
+    changed = changed_inputs(config, paths, inputs_before(paths), now)
+    if changed and tells:
         _say(inputs.notice(changed, known_commit(paths)[0]))
 
 

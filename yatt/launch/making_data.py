@@ -57,17 +57,18 @@ def _fetch(made: str, entry: str, repository: str, revision: str, config: str, s
     earlier = noted(stem)
     if earlier is not None and (repository.startswith("/") or earlier.commit == revision):
         return
+    commit, unasked = "", ""
     try:
         commit = _commit(entry, repository, revision)
     except ConfigError as error:
-        if earlier is None:
-            raise
-        note(stem, replace(earlier, unasked=str(error)))
-        return
+        if earlier is not None:
+            note(stem, replace(earlier, unasked=str(error)))
+            return
+        unasked = str(error)
     target = stem.with_name(f"{stem.name}{commit and '-'}{commit[:12]}.parquet")
-    if not target.is_file():
-        _whole(target, partial(_download, entry, repository, commit, config, split))
-    note(stem, Fetched(path=target, entry=entry, commit=commit))
+    if not target.is_file():  # without an answer, the library may have it in its own cache
+        _whole(target, partial(_download, entry, repository, commit or revision, config, split))
+    note(stem, Fetched(path=target, entry=entry, commit=commit, unasked=unasked))
 
 
 def _commit(entry: str, repository: str, revision: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from yatt.config.schema import RunConfig
+from yatt.core.reasons import without_examples
 from yatt.paths import RunPaths
 
 State = Literal["finished", "failed", "no progress"]
@@ -29,7 +30,7 @@ class Messages:
             return
         from yatt.adapters.webhook import post  # takes a while to import
 
-        root = str(self.paths.root)
+        root, text = str(self.paths.root), without_examples(text)  # prompts stay here
         content = {"text": f"yatt: {root}: {text}", "run": root, "id": self.config.run.id, "state": state}
         if wrong := post(url, content):
             self.say(f"logging.webhook_url: the message '{state}' was not sent ({wrong})")

@@ -44,7 +44,7 @@ def resume_submitted(
         return say_over(paths)
     config = new.config
     preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
-    check_inputs(config, paths)
+    check_inputs(config, paths, tells=True)
     plan = plan_job(config, site, resized)
     if dry_run:
         return show_job(config, plan, how.after)

@@ -61,7 +61,8 @@ def resume_run(
     new.check(paths)
     config = effective(new.config, SiteConfig(), resized)
     preflight(config)
-    check_inputs(config, paths)
+    if not new.is_over(paths):
+        check_inputs(config, paths, tells=False)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
     return _run(effective(recorded(folder, list(changes)), SiteConfig(), resized), paths)

@@ -124,8 +124,7 @@ VALIDATIONS = ("val-core/", "val-aux/")
 
 
 def validation_of(rows: Iterable[Record], iteration: int) -> Record:
-    """Returns the results of an iteration's validation. A resumed run writes the iteration's row again, and
-    may not validate again."""
+    """Returns the results of an iteration's validation. A resumed run may not validate again."""
     found = (row for row in rows if row[STEP] == iteration)
     return {key: value for row in found for key, value in row.items() if key.startswith(VALIDATIONS)}
 

@@ -13,6 +13,7 @@ from typing import Any
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
+from yatt.core.reasons import cause_of
 from yatt.obs.events import UNREADABLE, as_event
 from yatt.obs.metrics import STEP, amount, as_row
 from yatt.obs.sentences import sentence_of
@@ -20,10 +21,9 @@ from yatt.obs.slabs_now import SlabsNow
 from yatt.paths import RunPaths
 
 DELAYED = "cannot be started yet"
-MOST_REASON, MOST_REASONS = 600, 100
-"""Characters of a reason for a dropped group, and number of different ones that are counted."""
+MOST_REASONS = 100
+"""Number of different causes for dropped groups that are counted."""
 
-_PLACES = re.compile(r"\bprompt \d+(?:, sample \d+)?: ")
 DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
 
 
@@ -97,6 +97,8 @@ class RunView:
 
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
+    _shown: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rows of the file before it was written anew: a resume writes the row of its checkpoint once more."""
 
     def __post_init__(self) -> None:
         self._events = SegmentTail(self.paths.events, as_event)
@@ -123,9 +125,10 @@ class RunView:
         rows, fresh = self._metrics.read()
         known = {row[STEP] for row in self.rows}
         if fresh:
+            self._shown = {row[STEP]: row for row in self.rows} or self._shown
             self.rows = []
         self.rows += rows
-        return [row for row in rows if row[STEP] not in known]
+        return [row for row in rows if row[STEP] not in known and row != self._shown.get(row[STEP])]
 
     def fold(self, event: dict[str, Any]) -> None:
         """Applies one event; adds sentences for the user to `news`. Events of a stale attempt are ignored."""
@@ -190,11 +193,11 @@ class RunView:
         }
 
     def _why_dropped(self) -> str:
-        """Returns the most frequent reason for a dropped group, and its share; empty if none is known."""
+        """Returns the most frequent cause of dropped groups, and its count; empty if none is known."""
         if not self.drop_reasons:
             return ""
         ((reason, count),) = self.drop_reasons.most_common(1)
-        return f"{count} of {self.drop_reasons.total()}: {reason}"
+        return f"{count} of them: {reason}"
 
 
 def counted(num_late: int, num_lost: int, num_killed: int) -> list[str]:
@@ -344,9 +347,9 @@ def _unreadable(view: RunView, event: dict[str, Any]) -> None:
 
 
 def _drop(view: RunView, event: dict[str, Any]) -> None:
-    reason = _PLACES.sub("", event["reason"])[:MOST_REASON]
-    if reason in view.drop_reasons or len(view.drop_reasons) < MOST_REASONS:
-        view.drop_reasons[reason] += 1
+    view.drop_reasons[cause_of(event["reason"])] += 1
+    if len(view.drop_reasons) > MOST_REASONS:  # one of the rarest goes, perhaps the new one
+        del view.drop_reasons[min(view.drop_reasons, key=view.drop_reasons.__getitem__)]
 
 
 def _reward_kill(view: RunView, event: dict[str, Any]) -> None:

@@ -122,7 +122,8 @@ def test_an_input_that_cannot_be_read_is_missing(config: RunConfig, tmp_path: Pa
     (tmp_path / "policy/tokenizer_config.json").write_text("{")
     (tmp_path / "held-out.jsonl").unlink()
     (tmp_path / "world/world.py").unlink()
-    gone = {"tokenizer", "chat_template", "data.val_files", "environment"}
+    (tmp_path / "judge/tokenizer_config.json").write_text("[" * 100_000)
+    gone = {"tokenizer", "chat_template", "data.val_files", "environment", "genrms[judge].model"}
     assert set(digests.input_digests(config)) == {*CHANGES.values()} - gone - {""}
 
 
@@ -154,6 +155,8 @@ def test_other_weights_of_the_same_size_are_seen_wherever_they_differ(
         assert digests.file_digest(path) != before
 
 
+EVERY = ["a.py", "b.py", "chain.py", "pkg/__init__.py", "pkg/inner.py", "ring.py"]
+
 # ---- what a file imports ------------------------------------------------------------------------
 
 
@@ -173,8 +176,11 @@ def test_other_weights_of_the_same_size_are_seen_wherever_they_differ(
         ("from . import a", ["a.py"]),
         ("from .. import a", []),
         ("model.eval()", []),
-        ("import importlib\nimportlib.import_module(name)", ["a.py", "b.py", "chain.py", "ring.py"]),
-        ("import sys\nsys.path.insert(0, 'x')", ["a.py", "b.py", "chain.py", "ring.py"]),
+        ("import importlib\nimportlib.import_module(name)", EVERY),
+        ("import sys\nsys.path.insert(0, 'x')\nfrom bare import inner", [*EVERY, "bare/inner.py"]),
+        ("import importlib.util\nimportlib.util.spec_from_file_location('h', 'h.py')", EVERY),
+        ("value = eval(text)", EVERY),
+        (f"if False:\n    from {'.' * 50} import x", []),
         ("import broken", ["broken.py"]),
         ("x = (", []),
     ],

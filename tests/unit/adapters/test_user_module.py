@@ -4,6 +4,7 @@ import importlib
 import os
 import py_compile
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +67,14 @@ def test_a_users_folder_below_one_of_the_path_is_a_users_folder(
     module = load_module(written(tmp_path / "own" / "reward.py", "import helper\n"), "rewards[x]")
     assert module.helper.WORD == "new"
     importlib.invalidate_caches()
+
+
+def test_modules_without_a_source_and_those_of_an_archive_are_found(tmp_path: Path) -> None:
+    bare = written(tmp_path / "helper.py", "WORD = 'new'\n")
+    py_compile.compile(str(bare), cfile=str(tmp_path / "helper.pyc"))
+    bare.unlink()
+    with zipfile.ZipFile(tmp_path / "lib.zip", "w") as archive:
+        archive.writestr("installed.py", "WORD = 'zipped'\n")
+    text = f"import sys\nsys.path.append({str(tmp_path / 'lib.zip')!r})\nimport helper, installed\n"
+    module = load_module(written(tmp_path / "reward.py", text), "rewards[x]")
+    assert (module.helper.WORD, module.installed.WORD) == ("new", "zipped")

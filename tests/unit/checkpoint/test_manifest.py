@@ -223,7 +223,7 @@ def test_inputs_are_kept_and_a_manifest_of_an_older_yatt_has_none(store):
     plain = manifest(store, 1)
     checkpoints.commit(plain)
     assert b"inputs" not in store.read("manifests/00000001.000001.json"), "as older yatts wrote it"
-    inputs = {"tokenizer": "ab12", "rewards[digits]": "cd34"}
+    inputs = {"tokenizer": "ab12", f"rewards[{'x' * 1000}]": "cd34"}
     checkpoints.commit(msgspec.structs.replace(manifest(store, 2), inputs=inputs))
     found = checkpoints.newest().manifest
     assert (found.iteration, found.inputs) == (2, inputs)

@@ -9,7 +9,8 @@ from yatt.config.schema import ValidationSection
 from yatt.control.leader.phase_work import of_prompts
 from yatt.control.rollouts.groups import new_group
 from yatt.control.rollouts.subject import Subject
-from yatt.control.rollouts.validation import MOST_REASON, MOST_REASONS, with_group
+from yatt.control.rollouts.validation import MOST_REASONS, with_group
+from yatt.core.reasons import MOST_CAUSE
 from yatt.records import cluster as c, message as m
 
 ROW, REF = Row(prompt="prompt", ground_truth=None, data_source="sum", raw={}), m.RowRef(0, 0, 0)
@@ -31,7 +32,7 @@ def test_a_completion_without_a_score_is_left_out_and_counted_with_its_reason():
         subject.sample.fail(f"reward 'exact', {subject.place}: reward.py:7: KeyError: 'label'", is_users=True)
     sums = with_group(c.SourceScores(), subjects, "exact")
     assert (sums.total, sums.count, sums.failed, sums.num_prompts) == (-3.0, 4, 2, 1)
-    assert sums.reasons == {"reward.py:7: KeyError: 'label'": 2}
+    assert sums.reasons == {"reward 'exact', reward.py:7: KeyError: 'label'": 2}
     assert sums.best == {2: (-1.0, 1)}, "no four of them have a score"
 
 
@@ -44,12 +45,12 @@ def test_a_completion_that_a_function_has_no_score_for_has_not_failed():
 
 def test_the_most_frequent_reasons_are_kept():
     sums = c.SourceScores()
-    for number in range(40):
+    for number in range(200):
         (subject,) = group_of(None)
         subject.sample.fail("often" if number % 2 else f"once {number} {'x' * 1000}")
         sums = with_group(sums, [subject], "exact")
-    assert sums.failed == 40 and len(sums.reasons) == MOST_REASONS and sums.reasons["often"] == 20
-    assert max(map(len, sums.reasons)) == MOST_REASON
+    assert sums.failed == 200 and len(sums.reasons) == MOST_REASONS and sums.reasons["often"] == 100
+    assert max(map(len, sums.reasons)) == MOST_CAUSE
 
 
 def test_sums_grow_by_prompt():

@@ -39,9 +39,6 @@ def test_what_decides_the_meaning_of_a_number_is_refused_unless_it_is_named(name
 def test_what_came_went_or_was_unknown_is_no_change() -> None:
     before, now = {"environment": "a", "tokenizer": "t"}, {"rewards[new]": "b", "tokenizer": "t"}
     assert inputs.changes(before, now, rules(is_deterministic=True)) == inputs.ChangedInputs()
-    assert inputs.newest_known([]) == {}
-    earlier = [{"a": "1", "b": "1"}, {"a": "2"}, {}]
-    assert inputs.newest_known(earlier) == {"a": "2", "b": "1"}, "an attempt could not read b"
 
 
 def test_a_person_is_told_what_changed_and_how_to_go_on() -> None:

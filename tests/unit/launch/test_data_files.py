@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.hub_server import HubServer
 from tests.obs_runs import make_run
-from yatt.config.load import load, load_resolved
+from yatt.config.load import load, load_resolved, resolved_text
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
 from yatt.launch.data_files import made_folder, with_made_data
@@ -25,8 +26,9 @@ def rows_in(path: str) -> list[dict]:
 def config_of(tmp_path: Path):
     config = load_resolved(make_run(tmp_path).config)
 
-    def made(**data):
-        (tmp_path / "run").rename(tmp_path / "unused") if (tmp_path / "run").exists() else None
+    def made(*, is_new=True, **data):
+        if is_new and (tmp_path / "run").exists():
+            (tmp_path / "run").rename(tmp_path / "unused")
         return completed(replace(config, data=replace(config.data, **data)))
 
     for name, count in (("a", 3), ("b", 2)):
@@ -237,6 +239,29 @@ def test_a_new_start_takes_the_hubs_newest_commit_and_says_which(tmp_path, confi
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_the_same_run_file_goes_on_with_the_commit_that_it_has_begun_with(config_of, hub):
+    hub.commit(split(train="one"))
+    config = with_made_data(config_of(train_files=("hf:group/sums:train",)))
+    Path(config.run.dir).mkdir()
+    (Path(config.run.dir) / "config.yaml").write_text(resolved_text(config))
+    hub.commit(split(train="two"))
+    again = config_of(train_files=("hf:group/sums:train",), is_new=False)
+    assert with_made_data(again).data == config.data, "rows are known by their numbers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_data_set_in_the_librarys_cache_needs_no_hub(tmp_path, config_of, hub, monkeypatch):
+    hub.commit(split(train="one"))
+    config = config_of(train_files=("hf:group/sums:train",))
+    assert fetched(with_made_data(config)) == ["one"]
+    shutil.rmtree(made_folder(config.run.dir))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fetched(with_made_data(config)) == ["one"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_entries_that_look_alike_are_files_of_their_own(config_of, hub):
     hub.commit(split(train="one", test="held out"))
     entries = ("hf:group/sums:train", "hf:group/sums:train+test", "hf:group/sums@main:train")
@@ -256,9 +281,8 @@ def test_a_hub_that_is_away_costs_the_question_only(config_of, hub, capsys):
     assert (
         f"is commit {commit[:12]}" in said and "the hub was not asked for a newer one: hf:group/sums" in said
     )
-    Path(made.data.train_files[0]).unlink()
-    with pytest.raises(ConfigError, match=r"hf:group/sums:train: cannot be fetched"):
-        with_made_data(config)
+    with pytest.raises(ConfigError, match=r"hf:group/none:train: cannot be fetched"):
+        with_made_data(config_of(train_files=("hf:group/none:train",)))
 
 
 def test_weights_name_entries_and_are_not_all_zero(tmp_path):

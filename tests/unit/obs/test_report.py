@@ -222,12 +222,13 @@ def test_dropped_groups_are_in_the_status_with_their_number(tmp_path, capsys):
     told = event(1, "alarm.drops", iteration=1, message="iteration 1: 3 prompt groups were dropped")
     reasons = [f"reward 'x', prompt {n}, sample {n}: reward.py:3: KeyError: 'label'" for n in range(6)]
     reasons += ["all its rewards are equal"] * 3
-    drop = [event(1, "rollout.group.drop", number=n, reason=why) for n, why in enumerate(reasons)]
+    first = [f"another {number}" for number in range(150)]  # fills what is counted
+    drop = [event(1, "rollout.group.drop", number=n, reason=why) for n, why in enumerate([*first, *reasons])]
     paths = make_run(
         tmp_path, events=[event(0, "attempt.start", nodes=1), *drop, told],
         rows=[{**row, **drops} for row in metrics(3)],
     )  # fmt: skip
     status(paths.root, as_json=False)
-    said = "dropped     9 prompt groups; 6 of 9: reward 'x', reward.py:3: KeyError: 'label'"
+    said = "dropped     9 prompt groups; 6 of them: reward 'x', reward.py:3: KeyError: 'label'"
     assert said in capsys.readouterr().out
     assert "iteration 1: 3 prompt groups were dropped" in write_report(paths, None).read_text()

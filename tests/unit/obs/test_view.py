@@ -1,8 +1,12 @@
 """What is told of a run while it waits."""
 
+import json
+import math
 from pathlib import Path
 
+from tests.obs_runs import make_run, metrics
 from yatt.cli.look import _print_failure
+from yatt.obs.metrics import STEP, RowFile, completes
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
@@ -61,3 +65,21 @@ def test_the_engines_of_a_lost_node_are_not_shown_any_more() -> None:
         {"kind": "node.lost", "node": 1, "why": "is gone", "goes_on": True},
     )
     assert list(view.workers) == ["rollout-n11s0e1"]
+
+
+def test_a_row_that_a_resume_writes_once_more_is_shown_once(tmp_path):
+    paths = make_run(tmp_path, rows=metrics(7))
+    view = RunView(paths, 9)
+    assert [row[STEP] for row in view.refresh()] == [1, 2, 3, 4, 5, 6, 7]
+    RowFile(paths.metrics, 4, lambda: None).close()
+    assert view.refresh() == []
+    with paths.metrics.open("a") as file:
+        again = [metrics(4)[3], {**metrics(5)[4], "critic/rewards/mean": 0.9}]
+        file.writelines(json.dumps(row) + "\n" for row in again)
+    assert [row[STEP] for row in view.refresh()] == [5], "it was trained again"
+
+
+def test_a_row_completes_a_draft_that_it_agrees_with():
+    draft = {STEP: 4, "a": 1.0, "nan": math.nan}
+    assert completes({**draft, "timing_s/step": 2.0}, draft) and completes(draft, draft)
+    assert not completes({**draft, "a": 2.0}, draft) and not completes({STEP: 4, "a": 1.0}, draft)

@@ -92,7 +92,7 @@ def test_whatever_can_be_called_is_a_reward_function(tmp_path, function, is_asyn
 
 RUNS = {
     "run": "asyncio.run(judge(solution_str))",
-    "new loop": "asyncio.new_event_loop().run_until_complete(judge(solution_str))",
+    "new loop": "close(asyncio.new_event_loop(), solution_str)",
     "thread's loop": "asyncio.get_event_loop().run_until_complete(judge(solution_str))",
     "closed": "close(asyncio.get_event_loop(), solution_str)",
     "fails": "asyncio.run(fail())",

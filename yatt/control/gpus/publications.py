@@ -8,7 +8,7 @@ While host copies change, an engine that loads the version before is refused; it
 import asyncio
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -88,7 +88,7 @@ class Publications:
                         f"weights cannot be written to {self._node.weights_root}: {error.strerror}"
                     ) from error
             else:
-                self.adopt(self.newest)
+                self.adopt(replace(self.newest))  # another one, for engines that the old one has refused
         return m.Done()
 
     async def _take(self, order: c.TakeWeights) -> None:

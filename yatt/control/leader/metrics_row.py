@@ -17,7 +17,7 @@ from yatt.core.alarms import FLAT_GROUPS
 from yatt.core.efficiency import per_token_ms, update_metrics_of
 from yatt.core.goodput import OTHER, step_metrics
 from yatt.core.phases import Phase
-from yatt.obs.metrics import STEP, RowFile
+from yatt.obs.metrics import STEP, VALIDATIONS, RowFile
 from yatt.records import cluster as c
 from yatt.records.usage import largest_usage
 
@@ -37,7 +37,8 @@ class MetricsRow:
         self._unwritten: list[dict[str, Any]] = []
         self._is_flushed = False
         self._has_times = True
-        """Whether the current row is of an iteration that this attempt has run from its begin."""
+        """Whether the current row gets times: not the row of a checkpoint, since starting is no iteration's
+        time."""
 
         self._counters: dict[str, float] = {}
         self._timing: dict[str, float] = {}
@@ -54,19 +55,15 @@ class MetricsRow:
         self, file: RowFile, row: dict[str, Any], *, written: Iterable[dict[str, Any]],
         unwritten: tuple[dict[str, Any], ...],
     ) -> None:  # fmt: skip
-        """Resumes with the row of a checkpoint, and with the rows that its attempt had not written. If the
-        file has kept the checkpoint's own row, that is complete, and is not written again.
+        """Resumes with the row of a checkpoint, and with the rows that its attempt had not written.
 
         Args:
             written: rows of the file, also later ones that it had before this resume.
         """
         self._file, self.values = file, row
-        self._is_flushed, self._has_times = row[STEP] in file.steps, False
-        self._timing, self._spent = {}, {}  # starting is no iteration's time
-        self._began_s = self._category_began_s = clock.monotonic_s()
+        self._has_times = False
         earlier_rows = {earlier[STEP]: earlier for earlier in (*written, *unwritten)}
-        last = row[STEP] if self._is_flushed else row[STEP] - 1
-        self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step <= last)
+        self._alarms.resume(earlier_rows[step] for step in sorted(earlier_rows) if step < row[STEP])
         for earlier in unwritten:
             if earlier[STEP] < row[STEP] and earlier[STEP] not in file.steps:  # `flush` writes `row` itself
                 self._write(earlier)
@@ -137,9 +134,8 @@ class MetricsRow:
         self.enter(self._category, now_s)  # a row may end within a phase
         if self._has_times:
             self._add_times(now_s - self._began_s)
-        if self.values[STEP] or any(key.startswith("val-core/") for key in self.values):
+        if self.values[STEP] or any(key.startswith(VALIDATIONS) for key in self.values):
             self._write(dict(self.values))
-        if self.values[STEP]:
             self._alarms.see(self.values)
         self._timing, self._spent, self._began_s = {}, {}, now_s
 

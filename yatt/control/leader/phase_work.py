@@ -120,9 +120,8 @@ class PhaseWork:
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
         before = await self._patiently(partial(read_rows, paths.metrics))
+        file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
         whole = [row for row in before if found.adopted and completes(row, found.row)]
-        keep_before = found.iteration + bool(whole)
-        file = await self._patiently(partial(RowFile, paths.metrics, keep_before, guard))
         row = whole[-1] if whole else {**validation_of(before, found.iteration), **found.row}
         self._row.resume(file, row, written=before, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())

@@ -11,10 +11,11 @@ from yatt.control.rollouts.groups import new_group
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.subject import Subject
 from yatt.core.best_of import best_of, majority_score, subset_sizes
+from yatt.core.reasons import cause_of
 from yatt.records import cluster as c, message as m
 
-MOST_REASON, MOST_REASONS = 300, 8
-"""Characters of a reason for a missing score, and number of different reasons that are counted."""
+MOST_REASONS = 64
+"""Number of different causes of missing scores that are counted."""
 
 
 class Validator:
@@ -83,7 +84,7 @@ def with_group(before: c.SourceScores, subjects: Sequence[Subject], name: str) -
         for key, value in subject.sample.extras.items():
             extras[key] = extras.get(key, 0.0) + value
     for subject in failed:
-        why = subject.sample.failed.rpartition(f"{subject.place}: ")[2][:MOST_REASON]
+        why = cause_of(subject.sample.failed)
         reasons[why] = reasons.get(why, 0) + 1
     for size in subset_sizes(len(subjects)):
         total, number = best.get(size, (0.0, 0))

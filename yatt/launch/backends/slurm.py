@@ -17,7 +17,8 @@ from yatt.core.placement import place
 from yatt.launch.allocation import Allocation
 from yatt.launch.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
 from yatt.launch.backends.images import with_local_image
-from yatt.launch.backends.watch import AttemptWatch, is_preempted
+from yatt.launch.backends.warned import is_preempted
+from yatt.launch.backends.watch import AttemptWatch
 from yatt.launch.follower import Followers
 from yatt.launch.plan import Component, JobPlan
 from yatt.paths import RunPaths

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 
 from yatt import clock
@@ -14,15 +13,16 @@ from yatt.adapters.files import make_within, read_or_none, unsealed_any
 from yatt.adapters.ledger import STOP, attempts, newest_attempt, note, record
 from yatt.adapters.patience import patiently
 from yatt.adapters.process import log_tail, spawn
-from yatt.adapters.slurm import Fields, Slurm, seconds_of
+from yatt.adapters.slurm import Fields, Slurm
 from yatt.config.check import num_trainer_nodes
 from yatt.config.schema import RunConfig
-from yatt.config.site import WARNING_SLACK_S, SiteConfig
-from yatt.core.outcome import BY_HAND, AttemptFacts, Outcome, Verdict, judge
+from yatt.config.site import SiteConfig
+from yatt.core.outcome import AttemptFacts, Outcome, Verdict, judge
 from yatt.core.placement import place
 from yatt.errors import EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 from yatt.launch.allocation import Allocation
 from yatt.launch.backends.lost_nodes import LostNodes
+from yatt.launch.backends.warned import budget_s, is_preempted, why_warned
 from yatt.launch.follower import Followers
 from yatt.launch.plan import Component
 from yatt.launch.steps import BLIND, step_orders
@@ -58,7 +58,6 @@ ASK_S = 2.0
 
 SETTLE_LOOK_S = 0.5
 MARGIN_S = 2.0
-BUDGET_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -193,8 +192,8 @@ class AttemptWatch:
         request = str(record(self.paths, self.attempt, STOP).get("reason", ""))
         if signal.SIGUSR2 in self.signals and not self.stop and not request:
             job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
-            request = _why_warned(job, self.site)
-            left_s = max(MARGIN_S, _budget_s(job, self.site) - MARGIN_S)
+            request = why_warned(job, self.site)
+            left_s = max(MARGIN_S, budget_s(job, self.site) - MARGIN_S)
             note(self.paths, self.attempt, STOP, {"reason": request, "left_s": left_s})
             self._limit(left_s)
         self.stop = request or self.stop
@@ -277,35 +276,3 @@ class AttemptWatch:
             until_s = clock.monotonic_s() + patience_s
             while clock.monotonic_s() < until_s and any(step.poll() is None for step in self.steps):
                 time.sleep(POLL_S)
-
-
-def is_preempted(shown: list[Fields] | None) -> bool:
-    """Whether Slurm has begun to preempt the job, by its answer about it."""
-    return _is_set((shown or [{}])[0].get("PreemptTime", ""))
-
-
-def _is_set(slurm_time: str) -> bool:
-    return slurm_time not in ("", "None", "Unknown", "N/A", "(null)")
-
-
-def _why_warned(job: Fields, site: SiteConfig) -> str:
-    """Distinguishes a warning by Slurm from a signal sent by a user, by Slurm's times of the job."""
-    if not job:
-        return "warned by Slurm"
-    if _is_set(job.get("PreemptTime", "")):
-        return "preempted"
-    limit_s, run_s = seconds_of(job.get("TimeLimit", "")), seconds_of(job.get("RunTime", ""))
-    early_s = site.signal_lead_s + 2 * WARNING_SLACK_S
-    is_near = limit_s is not None and run_s is not None and limit_s - run_s <= early_s
-    return "the time limit is near" if is_near else BY_HAND
-
-
-def _budget_s(job: Fields, site: SiteConfig) -> float:
-    """Returns the seconds from Slurm's warning to its kill, comparing only times of Slurm's clock."""
-    end, preempt = job.get("EndTime", ""), job.get("PreemptTime", "")
-    if not _is_set(preempt):
-        return float(site.signal_lead_s)
-    try:
-        return (datetime.fromisoformat(end) - datetime.fromisoformat(preempt)).total_seconds()
-    except ValueError:
-        return BUDGET_S

@@ -54,7 +54,7 @@ def follow(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
     state = TrackerState(folder)
     opened = open_tracker(tracker, patiently(partial(tracked_run, paths, config, state)))
     last = patiently(state.last)
-    rows, covered = Rows(paths.metrics, last), Covered(paths, is_all=config.logging.send_rows == "at_once")
+    rows, covered = Rows(paths.metrics, last), Covered(paths, is_all=sends_at_once(config))
     samples = Samples(paths.samples, patiently(partial(state.last, SAMPLES)))
     while True:
         is_last_turn = bool(told)
@@ -95,6 +95,12 @@ def open_tracker(tracker: str, run: TrackedRun) -> Tracker:
     if not callable(factory):
         raise ConfigError(f"logging.trackers: {tracker} defines no function {FACTORY}(run).")
     return cast(Tracker, factory(run))
+
+
+def sends_at_once(config: RunConfig) -> bool:
+    """Whether rows do not wait for a checkpoint; where only the end is saved, they would wait for the end."""
+    saves = config.checkpoint.save_every or config.checkpoint.save_every_minutes
+    return config.logging.send_rows == "at_once" or not saves
 
 
 class Rows:
