@@ -76,3 +76,13 @@ def test_changed_inputs_are_refused_or_told_once(tmp_path: Path) -> None:
     code, said = resumed(run, "trainer.total_iterations=4")
     assert code == 0, said
     assert "not what they were" not in said, "the checkpoint was made with them"
+
+    for record in (run.run_dir / "attempts").glob("*/*.json"):
+        record.unlink()
+    tokenizer = tmp_path / "policy/tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    code, said = resumed(run, "trainer.total_iterations=5", "run.accept_changed=[]")
+    assert code == 2, said
+    assert "not what they were when this run wrote its last checkpoint: the tokenizer" in said, (
+        "by the manifest"
+    )
