@@ -59,7 +59,7 @@ class Job(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """An observation at `now_s`. `counter` is None if the shared folder cannot be read."""
+    """An observation at `now_s`. `counter` is None if the shared folder cannot be read, or was not."""
 
     now_s: float
     connection_silence_s: float
