@@ -122,7 +122,7 @@ SHARE = Range(low=0.0, high=1.0, low_open=True)
 LINE = Text(is_line=True)
 FREE = Text()
 FILLED = Text(is_filled=True)
-FILE = Text(is_line=True, without="%")
+FILE = Text(is_line=True, without="%\\")
 """A path that becomes part of a batch script and of file names that Slurm expands."""
 BETA = Range(low=0.0, high=1.0, high_open=True)
 """Decay of a running mean; below 1."""

@@ -47,7 +47,9 @@ def as_arguments(options: Options) -> list[str]:
 def _memory(site: SiteConfig, mem_gb: int) -> str:
     if mem_gb:
         return f"{mem_gb}G"
-    return "0" if site.exclusive else ""
+    every = [site.sbatch_args, *(component.sbatch_args for component in site.components.values())]
+    has_own = any(name in each for each in every for name in ("mem-per-cpu", "mem-per-gpu"))
+    return "0" if site.exclusive and not has_own else ""  # Slurm refuses both
 
 
 HOLD_SIGNALS = "trap '' TERM USR2"

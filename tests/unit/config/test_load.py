@@ -313,6 +313,7 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ("/shared/run", '"/a\\n#SBATCH -p x"', "run.dir: '/a\\n#SBATCH -p x' contains a line break"),
         ("/shared/run", '"/a\\rb"', "run.dir: '/a\\rb' contains a line break"),
         ("/shared/run", "/a%jb", "run.dir: '/a%jb' contains '%'"),
+        ("/shared/run", r"/a\b", r"run.dir: '/a\\b' contains '\'"),
         ("a.jsonl", '"a\\nb"', "data.train_files[0]: 'a\\nb' contains a line break"),
         ("path: /models", '"\\e[31mpath": /models', "model.\\x1b[31mpath: no such key."),
         ("run:", "a\0b:", "run.yaml: not readable as YAML. Line 1: '\\x00' cannot be in a YAML file"),

@@ -27,6 +27,10 @@ BOTH = Trial(facts=(GOOD, replace(GOOD, node="n2")), report=report())
         ("gpus_directive: gres\ngpu_type: a", "--nodes=2 --ntasks-per-node=1 --gres=gpu:a:4"),
         ("gpus_directive: none", "--nodes=2 --ntasks-per-node=1"),
         ("exclusive: true", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --mem=0 --exclusive"),
+        (
+            "exclusive: true\nsbatch_args: {mem-per-cpu: 4G}",
+            "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive",
+        ),
         ("mem_gb: 64", "--nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --mem=64G"),
         (
             "account: a\npartition: p\nqos: q\nconstraint: c\ncpus_per_node: 8\n"
