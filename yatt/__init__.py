@@ -16,3 +16,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'yatt' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """What there is, for completion in a shell or notebook."""
+    return sorted(__all__)

@@ -7,7 +7,7 @@ are reported at once, because each further try may wait in the Slurm queue.
 import hashlib
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass, replace
 from datetime import date, datetime
 from difflib import get_close_matches
@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 
 from yatt.config.check import relations
-from yatt.config.ranges import Range, Text
+from yatt.config.ranges import Free, Range, Text
 from yatt.config.schema import RunConfig
 from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge, parse_tree, read_tree
-from yatt.credentials import is_secret_name, redacted
+from yatt.credentials import HIDDEN, is_secret_name, redacted
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -132,8 +132,20 @@ def resolved_text(config: Any) -> str:
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
-    """Returns the config as it may be shown: without `logging.webhook_url`, which lets its reader post."""
-    return replace(config, logging=replace(config.logging, webhook_url=""))
+    """Returns the config as it may be shown elsewhere: without `logging.webhook_url`, which lets its reader
+    post, and with the names only of `storage_options`, because a driver may have a credential under any."""
+
+    def hidden(options: Mapping[str, Free]) -> dict[str, Free]:
+        return dict.fromkeys(options, HIDDEN)
+
+    origin, checkpoint = config.run.from_checkpoint, config.checkpoint
+    origin = replace(origin, storage_options=hidden(origin.storage_options))
+    return replace(
+        config,
+        run=replace(config.run, from_checkpoint=origin),
+        checkpoint=replace(checkpoint, storage_options=hidden(checkpoint.storage_options)),
+        logging=replace(config.logging, webhook_url=""),
+    )
 
 
 def config_hash(config: RunConfig) -> str:
@@ -349,11 +361,16 @@ def _wanted(hint: Any) -> str:
     return "a section" if origin is dict else _WANTED[hint]
 
 
+MOST_SHOWN_INT = 1e18
+"""Larger ones are no mistake of form."""
+
+
 def _yaml_trap(hint: Any, value: Any) -> str:
     """Returns a hint if YAML 1.1 has read the text as another type."""
-    if hint is int and (isinstance(value, float) or _is_number(value)) and float(value).is_integer():
-        return f" Write {int(float(value))}."
-    if hint in (float, int) and isinstance(value, str) and _is_number(value):
+    is_text = isinstance(value, str) and _is_number(value)
+    if hint is int and (is_text or isinstance(value, float)) and abs(number := float(value)) < MOST_SHOWN_INT:
+        return f" Write {int(number)}." if number.is_integer() else ""
+    if hint in (float, int) and is_text:
         return f" YAML reads {value} as text; write {float(value):.1e}." if "e" in value.lower() else ""
     if get_origin(hint) is tuple and isinstance(value, str):
         return f" Write [{value}]."

@@ -13,9 +13,8 @@ from yatt.config.schema import RunConfig
 from yatt.obs.charts import Series, line_chart
 from yatt.obs.curves import COLOURS, REWARD, SMALL, VALIDATION, Row, values_of
 from yatt.obs.metrics import STEP, as_row
-from yatt.obs.page_file import write_page
+from yatt.obs.page_file import whole_page, write_page
 from yatt.obs.parts import shown
-from yatt.obs.style import STYLE
 from yatt.paths import RunPaths
 
 MOST_RUNS = len(COLOURS)
@@ -65,12 +64,7 @@ def comparison_page(runs: Sequence[ComparedRun]) -> str:
         f"<h1>{len(runs)} runs</h1>{_figures(runs)}<h2>Curves</h2>{_charts(runs)}"
         f"<h2>Keys that differ</h2>{_differences(runs)}"
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{len(runs)} runs: yatt report</title><style>{STYLE}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return whole_page(f"{len(runs)} runs: yatt report", body)
 
 
 def _figures(runs: Sequence[ComparedRun]) -> str:

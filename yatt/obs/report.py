@@ -25,12 +25,11 @@ from yatt.obs.console import duration
 from yatt.obs.curves import REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.history import AttemptView, attempts_of, folded, read_events
 from yatt.obs.metrics import STEP, amount, as_row
-from yatt.obs.page_file import write_page
+from yatt.obs.page_file import whole_page, write_page
 from yatt.obs.samples import as_sample
 from yatt.obs.settings_part import flat_part, settings_part
 from yatt.obs.slab_history import slab_history
 from yatt.obs.slabs_part import slabs_part
-from yatt.obs.style import STYLE
 from yatt.obs.view import counted
 from yatt.paths import RunPaths
 
@@ -106,12 +105,7 @@ def report_page(
     head += parts.alarms_part(view.alarms.values())
     head += parts.counted_part(counted(view.num_late, view.num_lost, view.num_killed))
     head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{parts.shown(paths.root.absolute().name)}: yatt report</title><style>{STYLE}</style></head>"
-        f"<body><main>{head}{body}</main></body></html>\n"
-    )
+    return whole_page(f"{parts.shown(paths.root.absolute().name)}: yatt report", head + body)
 
 
 def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:

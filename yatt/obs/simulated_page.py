@@ -6,7 +6,7 @@ from html import escape
 from yatt.obs import parts
 from yatt.obs.charts import Axis, Series, line_chart
 from yatt.obs.console import duration
-from yatt.obs.style import STYLE
+from yatt.obs.page_file import whole_page
 from yatt.obs.timeline import role_colour, time_ticks
 from yatt.simulation.comparing import SimulatedResult
 from yatt.simulation.picture import IterationPicture, PictureSpan
@@ -58,12 +58,7 @@ def simulated_page(
         f'<h2>One iteration</h2><div class="card">{_legend(LEGEND)}{drawn}</div>'
         f"<h2>What the figures mean</h2>{noted}"
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{parts.shown(title)}: yatt simulate</title><style>{STYLE}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return whole_page(f"{parts.shown(title)}: yatt simulate", body)
 
 
 def results_table(found: Recommendation) -> str:

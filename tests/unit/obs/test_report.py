@@ -106,7 +106,18 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
     page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS, rows=metrics(6), samples=(sample,)))
     assert not re.search(r"<script|<img|<link|<iframe|https?://|url\(|@import| on[a-z]+=", page)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "default-src 'none'" in page.partition("<title>")[0], "a browser would not run it either"
     assert "\u241b[31m&lt;/pre&gt;" in page and "\ufffd" in page
+
+
+def test_values_of_storage_options_are_not_on_the_page(tmp_path):
+    """A report is what people send around; drivers have credentials under any name."""
+    paths = make_run(
+        tmp_path, events=TWO_ATTEMPTS, rows=metrics(6),
+        checkpoint={"url": "s3://bucket/x", "storage_options": {"endpoint_url": "https://inside.example"}},
+    )  # fmt: skip
+    page = page_of(paths)
+    assert "endpoint_url" in page and "inside.example" not in page
 
 
 def test_torn_lines_and_metrics_that_are_no_numbers_are_left_out(tmp_path):

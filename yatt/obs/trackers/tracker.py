@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from yatt.adapters.lines import Record
 from yatt.config.load import without_secrets
 from yatt.config.schema import LoggingSection, RunConfig
-from yatt.credentials import HIDDEN
 
 FACTORY = "make_tracker"
 """Name of the function of a user's file that returns its tracker."""
@@ -53,12 +52,8 @@ class TrackedRun:
 
 
 def shown_config(config: RunConfig) -> dict[str, Any]:
-    """Returns what a tracker may know of the config: of `storage_options` only the names, because a driver
-    may have a credential under any name."""
-    shown = asdict(without_secrets(config))
-    for section in (shown["checkpoint"], shown["run"]["from_checkpoint"]):
-        section["storage_options"] = dict.fromkeys(section["storage_options"], HIDDEN)
-    return shown
+    """Returns what a tracker may know of the config, by section and key."""
+    return asdict(without_secrets(config))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
