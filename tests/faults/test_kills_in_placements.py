@@ -33,7 +33,7 @@ def placed(folder: Path, name: str) -> RunFile:
     nodes, placement = PLACEMENTS[name]
     run = run_file(folder, nodes, placement)
     run.settings["run"] = {"max_attempts_without_progress": 50}
-    run.settings["trainer"] = {"total_iterations": 10 + 6 * KILLS}
+    run.settings["trainer"] = {"total_iterations": 10 + 12 * KILLS}
     run.settings["checkpoint"] = {"max_bytes_per_s": 200_000}
     return run
 
@@ -43,7 +43,7 @@ def test_kills_change_nothing(tmp_path: Path, name: str) -> None:
     calm, disturbed = placed(tmp_path / "calm", name), placed(tmp_path / "disturbed", name)
     done = yatt("run", str(calm.write()), timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    hits = finish_under_fire(disturbed, KILLS, seed=SEED, settle_s=(0.1, 6.0))
+    hits = finish_under_fire(disturbed, KILLS, seed=SEED, settle_s=(0.1, 3.0))
     assert len(hits) >= KILLS, f"only {hits}"
     assert final_state(disturbed) == final_state(calm), hits
     assert metrics(disturbed) == metrics(calm), hits

@@ -349,8 +349,12 @@ def test_nobody_takes_a_child_for_a_stray(nursery, is_noted) -> None:
 
 
 def test_stacks_are_told_under_the_right_name(nursery) -> None:
-    dumps = stacks_here(nursery.folder, 20.0)
-    assert [dump.name for dump in dumps] == ["nursery-tests.1"] and "recv_fds" in dumps[0].text
+    def waits_for_orders() -> bool:
+        (dump,) = stacks_here(nursery.folder, 20.0)
+        assert dump.name == "nursery-tests.1"
+        return "recv_fds" in dump.text
+
+    wait_for(waits_for_orders, what="the nursery to have begun")
     forked, log = nursery.fork("sleep")
     said(log)
     names = [dump.name for dump in stacks_here(nursery.folder, 20.0)]
