@@ -59,7 +59,9 @@ def test_the_page_names_what_a_run_writes_and_the_numbers_are_those_of_its_sampl
         check_names(row)
         check_samples(row, recorded(run, row[STEP]).samples)
     lines = [line for line in done.stdout.splitlines() if line.startswith("iteration ")]
-    assert [len(re.findall(r"  validation sum \d", line)) for line in lines] == [1, 1, 1, 1], "only the mean is shown"
+    assert [len(re.findall(r"  validation sum \d", line)) for line in lines] == [1, 1, 1, 1], (
+        "only the mean is shown"
+    )
 
 
 def check_names(row: dict[str, Any]) -> None:
