@@ -26,7 +26,10 @@ def events(run: RunFile, kind: str) -> list[dict]:
 
 def has_trained_what_is_not_saved(run: RunFile) -> bool:
     ended = [e["iteration"] for e in events(run, "phase.end") if e["phase"] == "train"]
-    return bool(events(run, "ckpt.commit")) and max(ended, default=0) > SAVE_EVERY
+    written = [row[STEP] for row in rows(run.run_dir / "metrics.jsonl")]
+    return (
+        bool(events(run, "ckpt.commit")) and min(max(ended, default=0), max(written, default=0)) > SAVE_EVERY
+    )
 
 
 def kill_all(run: RunFile, launcher_pid: int) -> None:

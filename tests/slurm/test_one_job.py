@@ -44,7 +44,7 @@ def test_four_submits_at_once_queue_one_job(cluster: Cluster, tmp_path) -> None:
 def test_names_and_comments_are_no_identity(cluster: Cluster, tmp_path) -> None:
     """One name has all that could be misread in what Slurm prints."""
     blocked(cluster)
-    name = "sp lr=1e-6 back\\slash JobState=FAILED"
+    name = "sp lr=1e-6 JobState=FAILED"
     run = SubmittedRun(cluster, tmp_path, {"run": {"dir": str(tmp_path / name)}})
     job_id = run.submit()
     cluster.call("scontrol", "update", f"jobid={job_id}", "comment=the site's own", "name=renamed")

@@ -76,7 +76,7 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Parts]]:
     model = Path(config.model.path)
     yield inputs.TOKENIZER, partial(_tokenizer, model)
     yield inputs.TEMPLATE, partial(_template, model)
-    yield inputs.MODEL_CONFIG, partial(_present, model, _MODEL_CONFIG)
+    yield inputs.MODEL_CONFIG, partial(_model_config, model)
     if config.data.val_files:
         yield inputs.HELD_OUT, partial(_rows, config.data.val_files)
     functions = {
@@ -128,12 +128,20 @@ def _present(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
             yield name, file_digest(folder / name)
 
 
+def _check_is_there(folder: Path) -> None:
+    """Raises OSError for a model's folder without a config: one that is not mounted now has no files, not
+    others."""
+    (folder / _MODEL_CONFIG[0]).stat()
+
+
 def _tokenizer(folder: Path) -> Iterator[tuple[str, bytes]]:
+    _check_is_there(folder)
     yield from _present(folder, _TOKENIZER)
     yield _SETTINGS, _of_value({k: v for k, v in _settings(folder).items() if k != _TEMPLATE_KEY})
 
 
 def _template(folder: Path) -> Iterator[tuple[str, bytes]]:
+    _check_is_there(folder)
     yield from _present(folder, _TEMPLATE_FILES)
     yield _SETTINGS, _of_value(_settings(folder).get(_TEMPLATE_KEY))
 
@@ -148,7 +156,13 @@ def _of_value(value: object) -> bytes:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
+def _model_config(folder: Path) -> Iterator[tuple[str, bytes]]:
+    _check_is_there(folder)
+    yield from _present(folder, _MODEL_CONFIG)
+
+
 def _weights(folder: Path) -> Iterator[tuple[str, bytes]]:
+    _check_is_there(folder)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
     num_blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, FOLDER_BLOCKS // max(1, len(names))))
     for name in names:
@@ -156,9 +170,8 @@ def _weights(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _judge(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for part in (_tokenizer, _template, _weights):
+    for part in (_tokenizer, _template, _weights, _model_config):
         yield from part(folder)
-    yield from _present(folder, _MODEL_CONFIG)
 
 
 def _rows(files: Iterable[str]) -> Iterator[tuple[str, bytes]]:

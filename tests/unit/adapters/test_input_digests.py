@@ -127,6 +127,18 @@ def test_an_input_that_cannot_be_read_is_missing(config: RunConfig, tmp_path: Pa
     assert set(digests.input_digests(config)) == {*CHANGES.values()} - gone - {""}
 
 
+@pytest.mark.parametrize("how", ["gone", "empty"])
+def test_a_model_that_is_not_mounted_is_unknown_and_no_other_model(
+    config: RunConfig, tmp_path: Path, how: str
+) -> None:
+    """Exit code 2 is not for a filesystem that is away; who needs the files says so."""
+    (tmp_path / "policy").rename(tmp_path / "away")
+    if how == "empty":
+        (tmp_path / "policy").mkdir()
+    of_policy = {"tokenizer", "chat_template", "model_config", "weights"}
+    assert set(digests.input_digests(config)) == {*CHANGES.values()} - of_policy - {""}
+
+
 @pytest.mark.parametrize("at", [0, -1, digests.BLOCK_BYTES - 1, "length"])
 def test_of_a_large_file_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: object) -> None:
     monkeypatch.setattr(digests, "WHOLE_BYTES", 1 << 20)

@@ -1,13 +1,16 @@
 """The inputs of a start, compared with those of the attempt that wrote the newest checkpoint."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.obs_runs import make_run
+from tests.runs import HANG_S
 from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
+from yatt.launch import inputs as inputs_module
 from yatt.launch.inputs import changed_inputs, inputs_before, inputs_now
 from yatt.paths import RunPaths
 
@@ -55,7 +58,14 @@ def test_a_refusal_names_the_command_and_a_change_that_may_be_is_returned(paths:
         changed_inputs(config, paths, before, {**now, "tokenizer": "b"})
 
 
-def test_a_warning_ends_the_wait_for_files_that_do_not_answer(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_warning_ends_the_wait_for_files_that_do_not_answer(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+    monkeypatch.setattr(inputs_module, "add_input_digests", lambda *_: hung.wait(HANG_S))
     said: list[str] = []
-    config = load_resolved(paths.config)
-    assert inputs_now(config, is_told=lambda: True, say=said.append) == {} and said == []
+    try:
+        found = inputs_now(load_resolved(paths.config), is_told=lambda: True, say=said.append)
+        assert found == {} and said == []
+    finally:
+        hung.set()
