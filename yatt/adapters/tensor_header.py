@@ -26,12 +26,18 @@ ITEM_BYTES = {
 """Bytes of an element, by dtype. Source: the format's description, https://huggingface.co/docs/safetensors."""
 
 
+OTHER_DTYPES = frozenset({
+    "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64",
+})  # fmt: skip
+"""Dtypes that the safetensors library (0.8) knows too; it refuses a file with any other."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Place of one tensor; `begin` is relative to the start of the file."""
 
     dtype: str
-    """Name in the file's header; an unknown dtype is an error only when the tensor is read."""
+    """Name in the file's header; one that yatt does not read is an error only when the tensor is read."""
 
     shape: tuple[int, ...]
     begin: int
@@ -85,6 +91,8 @@ def _place(entry: dict[str, Any], first: int) -> TensorPlace:
     dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in (*shape, begin, end - begin)):
         raise TypeError(f"{dtype!r}, {shape}, {begin}, {end}")
+    if dtype not in ITEM_BYTES and dtype not in OTHER_DTYPES:
+        raise ValueError(f"{dtype!r} is no dtype")
     if dtype in ITEM_BYTES and end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"{end - begin} bytes for shape {shape} of {dtype}")
     return TensorPlace(dtype, shape, first + begin, end - begin)
