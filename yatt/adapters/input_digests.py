@@ -17,6 +17,7 @@ from pathlib import Path
 
 from yatt.config.schema import RunConfig
 from yatt.core.inputs import InputRules
+from yatt.plain_files import open_regular
 from yatt.records import inputs
 
 WHOLE_BYTES = 32 << 20
@@ -108,9 +109,9 @@ def file_digest(path: Path, num_blocks: int = MOST_BLOCKS) -> bytes:
         num_blocks: of a large file, the first and the last block included.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is not a regular file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= WHOLE_BYTES:
             return hashlib.file_digest(file, "sha256").digest()

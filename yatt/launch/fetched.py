@@ -31,7 +31,7 @@ class Fetched:
         return what + asked
 
 
-def note(stem: Path, fetched: Fetched) -> None:
+def note_fetched(stem: Path, fetched: Fetched) -> None:
     """Records what was fetched for an entry.
 
     Args:
@@ -40,7 +40,7 @@ def note(stem: Path, fetched: Fetched) -> None:
     publish(stem.with_name(f"{stem.name}.json"), json.dumps(asdict(fetched), default=str).encode())
 
 
-def noted(stem: Path) -> Fetched | None:
+def fetched_before(stem: Path) -> Fetched | None:
     """Returns what was fetched for an entry; None if there is no record, or its file is gone."""
     data = read_or_none(stem.with_name(f"{stem.name}.json"))
     try:
@@ -60,7 +60,7 @@ def read_fetched(stem: Path) -> Fetched:
     Raises:
         ConfigError: somebody has removed it.
     """
-    found = noted(stem)
+    found = fetched_before(stem)
     if found is None:
         raise ConfigError(f"{stem.parent}: the fetched file {stem.name} is gone; start again.")
     return found

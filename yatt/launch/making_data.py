@@ -17,7 +17,7 @@ from yatt.adapters.data_rows import raw_rows
 from yatt.adapters.trial import answer_trial
 from yatt.adapters.user_module import load_module, where_raised
 from yatt.errors import ConfigError, words_of
-from yatt.launch.fetched import Fetched, note, noted
+from yatt.launch.fetched import Fetched, fetched_before, note_fetched
 
 ASK_S = 20.0
 """Longest wait for the hub's answer about a data set's commit."""
@@ -54,7 +54,7 @@ def _fetch(made: str, entry: str, repository: str, revision: str, config: str, s
         repository: of the hub, or a folder, which has no commits and is read once.
     """
     stem = Path(made)
-    earlier = noted(stem)
+    earlier = fetched_before(stem)
     if earlier is not None and (repository.startswith("/") or earlier.commit == revision):
         return
     commit, unasked = "", ""
@@ -62,13 +62,13 @@ def _fetch(made: str, entry: str, repository: str, revision: str, config: str, s
         commit = _commit(entry, repository, revision)
     except ConfigError as error:
         if earlier is not None:
-            note(stem, replace(earlier, unasked=str(error)))
+            note_fetched(stem, replace(earlier, unasked=str(error)))
             return
         unasked = str(error)
     target = stem.with_name(f"{stem.name}{commit and '-'}{commit[:12]}.parquet")
     if not target.is_file():  # without an answer, the library may have it in its own cache
         _whole(target, partial(_download, entry, repository, commit or revision, config, split))
-    note(stem, Fetched(path=target, entry=entry, commit=commit, unasked=unasked))
+    note_fetched(stem, Fetched(path=target, entry=entry, commit=commit, unasked=unasked))
 
 
 def _commit(entry: str, repository: str, revision: str) -> str:

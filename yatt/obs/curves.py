@@ -51,7 +51,7 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
     keys = sorted({key for row in rows for key in row if is_validation(key)})
     curves = {key: values_of(rows, key) for key in keys}
     apart = _differ_in_size(reward, [point for points in curves.values() for point in points])
-    series = [Series(name="reward (training)", points=reward, colour="c1", changes=changes_of(rows))]
+    series = [Series(name="reward (training)", points=reward, colour="c1", changes=input_change_lines(rows))]
     series += [
         Series(
             name=f"validation {key.removeprefix(VALIDATION)}", points=points, dashed=True, on_right=apart,
@@ -62,7 +62,7 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
     return line_chart(series, title="Reward and validation", size=size)
 
 
-def changes_of(rows: Sequence[Row]) -> dict[float, str]:
+def input_change_lines(rows: Sequence[Row]) -> dict[float, str]:
     """Returns where the curves were made with other inputs than before, and what is said there."""
     places = values_of(rows, CHANGED_INPUTS)
     return {

@@ -12,6 +12,7 @@ from yatt.adapters import input_digests as digests
 from yatt.config.environment import EnvironmentSection
 from yatt.config.schema import RunConfig
 from yatt.config.scoring import GenRMSection, RewardSection
+from yatt.records import inputs
 
 REWARD = "import helper\nfrom package import part\n\ndef compute_score(*_): return helper.SCORE\n"
 
@@ -215,3 +216,10 @@ def test_what_a_file_imports_is_found_without_running_it(
     (folder / "reward.py").write_text(text)
     found = digests.imported_files(folder / "reward.py")
     assert [str(each.relative_to(folder)) for each in found] == sorted([*imported, "reward.py"])
+
+
+def test_a_fifo_in_the_place_of_an_input_holds_nobody(config: RunConfig) -> None:
+    held_out = Path(config.data.val_files[0])
+    held_out.unlink()
+    os.mkfifo(held_out)
+    assert inputs.HELD_OUT not in digests.input_digests(config)
