@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_an_engine_node_whose_controller_is_killed_joins_again(cluster: Cluster,
     run.hurry()
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 0
+    assert [code for code, _ in ends(run.paths)] == [0]
+    run.check(reference)
+
+
+def test_what_a_killed_step_of_an_engine_node_has_left_goes_at_the_end(cluster: Cluster, reference, tmp_path):
+    """A whole run: it goes on without the node, and no start follows that would find what is left there."""
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
+    job_id = run.submit()
+    run.wait_step(2)
+    parent = int(Path(f"/proc/{run.controller(3)}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    run.wait_event("node.lost", node=3)
+    assert run.file.leftovers()
+    run.hurry()
+    run.wait_finished(job_id)
     assert [code for code, _ in ends(run.paths)] == [0]
     run.check(reference)
 

@@ -232,14 +232,13 @@ class Attempts:
             self.wait(partial(mark_finished, self.paths, attempt))
             self.say(finished_text(self.paths))
             self._send("finished", finished_text(self.paths))
-            return EXIT_FINISHED
-        if verdict is Verdict.GIVE_UP:
+        elif verdict is Verdict.GIVE_UP:
             self._send("failed", f"{outcome.reason} (exit code {outcome.exit_code})")
-            return outcome.exit_code
-        if verdict is not Verdict.AGAIN:
-            self.backend.leave(attempt, outcome)
-            return EXIT_WILL_CONTINUE
-        return None
+        if verdict is Verdict.AGAIN:
+            return None
+        self.backend.leave(attempt, outcome)
+        codes = {Verdict.FINISHED: EXIT_FINISHED, Verdict.GIVE_UP: outcome.exit_code}
+        return codes.get(verdict, EXIT_WILL_CONTINUE)
 
     def _send(self, state: State, text: str) -> None:
         Messages(self.config, self.paths, self.say).send(state, text)

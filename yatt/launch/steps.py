@@ -46,6 +46,20 @@ def step_orders(
     ]
 
 
+def tidying_steps(
+    components: tuple[Component, ...], site: SiteConfig, allocation: Allocation,
+    indexes: frozenset[int], folders: Sequence[str],
+) -> list[tuple[str, ...]]:  # fmt: skip
+    """Returns commands that remove what dead processes left in these folders of these nodes."""
+    every = frozenset(index for part in components for index in part.indexes)
+    program = (python_of(site), "-P", "-m", "yatt.launch.tidy", *dict.fromkeys(folders))
+    return [
+        (*srun_line(components, number, site, allocation, every - indexes), *program)
+        for number, part in enumerate(components)
+        if set(part.indexes) & indexes
+    ]
+
+
 def guest_step(
     part: Component, host: str, site: SiteConfig, allocation: Allocation, place: Sequence[str]
 ) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Attempts in one start of a Slurm job: one srun per component; requests the job's next start once."""
 
+import contextlib
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.process import spawn
 from yatt.adapters.requeue import Requeue, state_of
 from yatt.adapters.slurm import Slurm, submitted_at
 from yatt.config.schema import RunConfig
@@ -21,10 +23,15 @@ from yatt.launch.backends.warned import is_preempted
 from yatt.launch.backends.watch import AttemptWatch
 from yatt.launch.follower import Followers
 from yatt.launch.plan import Component, JobPlan
+from yatt.launch.steps import tidying_steps
 from yatt.paths import RunPaths
 
 END_OF_START_S = 900.0
 TAKEOVER_S = 30.0
+
+TIDY_S = 10.0
+"""Time limit for removing, at the end of a start, what killed steps left on their nodes."""
+
 ENDING = "Slurm ends this start of the job"
 
 
@@ -37,6 +44,7 @@ class SlurmBackend:
         absent: nodes of the run that were lost in this start.
         has_claim: whether this process has claimed the next start, so it requests it.
         submitted: when the job was queued, as ISO-8601 in UTC; empty if Slurm did not say.
+        untidy: nodes whose step was killed, and on which no later step of this start has ended by itself.
     """
 
     config: RunConfig
@@ -50,6 +58,7 @@ class SlurmBackend:
     absent: frozenset[int] = frozenset()
     has_claim: bool = False
     submitted: str = ""
+    untidy: frozenset[int] = frozenset()
 
     @property
     def submission(self) -> str:
@@ -106,11 +115,16 @@ class SlurmBackend:
             self.slurm, self.signals, followers,
         )  # fmt: skip
         outcome = watch.run()
+        killed, ended = watch.look_for_killed_steps()
+        self.untidy = (self.untidy | killed) - ended
         self.absent = place(self.config).with_blocks(self.absent | outcome.gone)
         return outcome
 
     def leave(self, attempt: int, outcome: Outcome) -> None:
-        """Requests the job's next start, or waits for the end of this one."""
+        """Requests the job's next start, or waits for the end of this one. Where none follows, first removes
+        what killed steps left on their nodes."""
+        if outcome.verdict in (Verdict.FINISHED, Verdict.GIVE_UP, Verdict.CANCELLED):
+            self._tidy(attempt)
         if outcome.verdict is Verdict.KILLED:
             self._wait_for_the_end(ENDING)
         elif outcome.verdict is Verdict.CANCELLED:
@@ -123,6 +137,27 @@ class SlurmBackend:
             )  # fmt: skip
             names = self.allocation.names_of(self.components)
             self._switch_slabs(requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)])
+
+    def _tidy(self, attempt: int) -> None:
+        """A node that does not answer is not waited for longer than `TIDY_S`."""
+        launch = self.config.launch
+        orders = tidying_steps(
+            self.components,
+            self.plan.site,
+            self.allocation,
+            self.untidy,
+            (launch.scratch_dir, launch.shm_dir),
+        )
+        steps = []
+        with contextlib.suppress(OSError):  # what the run has come to does not change by this
+            log = self.paths.log(attempt, "srun-tidy")
+            steps = [spawn(list(argv), env=os.environ, log=log) for argv in orders]
+        until_s = clock.monotonic_s() + TIDY_S
+        while clock.monotonic_s() < until_s and any(step.poll() is None for step in steps):
+            time.sleep(POLL_S)
+        for step in steps:
+            step.kill()
+            step.wait()
 
     def _switch_slabs(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
         """Requeues the job once, retrying while Slurm does not answer; then waits to be killed."""

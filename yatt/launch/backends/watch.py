@@ -104,6 +104,12 @@ class AttemptWatch:
         finally:
             self._end_steps()
 
+    def look_for_killed_steps(self) -> tuple[set[int], set[int]]:
+        """Returns the nodes whose step has begun but not noted its end, and those whose step has noted it."""
+        with contextlib.suppress(OSError):
+            self._look()
+        return self.records.keys() - self.ended.keys() - self.lost.lost, set(self.ended)
+
     def _start(self) -> None:
         orders = step_orders(
             self.components, self.site, self.allocation, self.paths, attempt=self.attempt, absent=self.absent
