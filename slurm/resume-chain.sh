@@ -13,10 +13,14 @@ set -euo pipefail
 links=$1 script=$2 run=$3
 shift 3
 
+# The name by which `yatt status` and `yatt resume` know the run's job while it waits.
+name=$(sed -n 's/.*"by_hand": *"\([^"]*\)".*/\1/p' "$run/slurm.json" 2>/dev/null || true)
+named=(${name:+"--job-name=$name"})
+
 previous=""
 for _ in $(seq "$links"); do
   after=(${previous:+"--dependency=afterany:$previous"})
-  previous=$(sbatch --parsable ${after[@]+"${after[@]}"} "$@" "$script" "$run")
+  previous=$(sbatch --parsable ${named[@]+"${named[@]}"} ${after[@]+"${after[@]}"} "$@" "$script" "$run")
   previous=${previous%%;*}  # the output is "id;cluster" if there are several clusters
   echo "$previous"
 done

@@ -28,6 +28,9 @@ GROUP_UMASK = 0o027
 MOST_RECORD_BYTES = 1 << 28
 """Of a file that is read in one piece. A run folder may come from somebody else."""
 
+CHECKS = ".yatt-check-"
+"""Prefix of the folders in which nodes try whether a filesystem is shared (`yatt.launch.diagnose`)."""
+
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 
 
@@ -172,10 +175,10 @@ def _if_visible(read: Callable[[], bytes]) -> bytes | None:
 
 def temporaries(root: Path, skip: Collection[str] = ()) -> list[Path]:
     """Returns temporary files below `root`, of killed or active writers, except in the folders named
-    `skip`."""
+    `skip` and in those of `CHECKS`, which belong to no attempt."""
     found = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in skip]
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(CHECKS)]
         found += [Path(folder) / name for name in names if _TEMPORARY.fullmatch(name)]
     return found
 

@@ -7,8 +7,6 @@ refusal is checked first: Slurm also refuses if another process has just requeue
 
 import logging
 import os
-import re
-import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -16,17 +14,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.files import claim, make_within, sealed
-from yatt.adapters.job_note import note_job, noted_job
+from yatt.adapters.files import claim, make_within, publish, sealed
+from yatt.adapters.job_note import names_run, note_job, noted_job
 from yatt.adapters.kept_off import KeptOff
 from yatt.adapters.patience import patiently
+from yatt.adapters.sbatch import submit_once, successor_script
 from yatt.adapters.slurm import Fields, Reply, Slurm, children_without_term
 from yatt.core.deadman import Job
 from yatt.errors import ConfigError, FolderGone
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
-_JOB_ID = re.compile(r"^(\d+)")
 _ENDING = {"COMPLETING", "FAILED", "OUT_OF_MEMORY"}
 SHELL_ADDS = 128
 SIGNALS = 64
@@ -92,9 +90,11 @@ class Requeue:
     def _succeed(self, gone: list[str], env: Mapping[str, str]) -> Reply:
         if self.mode != "chain":
             reply = self.slurm.requeue(self.job_id)
-            if reply.code == 0:
+            # Without an answer, Slurm may have done it, and then ends this start.
+            is_done = reply.code == 0 or (reply.is_unreachable and self.state() is Job.OVER)
+            if is_done:
                 KeptOff(self.paths, self.slurm).renew(self.job_id, gone, self.attempt)
-                return reply
+                return Reply(0, "", "")
             if reply.is_unreachable:
                 return reply
             if (state := self.state()) is Job.OVER:  # another has requeued or ended it
@@ -105,23 +105,36 @@ class Requeue:
         return self._chain(gone, env)
 
     def _chain(self, gone: list[str], env: Mapping[str, str]) -> Reply:
-        """Submits the same script again, to start when this job has ended."""
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder) / "job.sh"
-            written = self.slurm.call("scontrol", "write", "batch_script", self.job_id, str(script))
-            if written.code != 0:
-                return written
-            waits = f"--dependency=afterany:{self.job_id}"
-            reply = self.slurm.call("sbatch", "--parsable", waits, str(script))
-        if reply.code != 0 or (match := _JOB_ID.match(reply.out)) is None:
+        """Submits the same script again, to start when this job has ended. A job has one successor, whose
+        script is named after it: so it is found again if sbatch's answer was lost, or this process's."""
+        script = self.paths.submitit / f".successor_of_{self.job_id}.sh"
+        tried = script.exists()
+        if not tried and (refused := self._write_successor(script, env)) is not None:
+            return refused
+        waits = f"--dependency=afterany:{self.job_id}"
+        # People's own scripts want the run as their argument; those of yatt have none.
+        reply = submit_once(self.slurm, script, (waits,), (str(self.paths.root),), may_be_queued=tried)
+        if reply.code != 0:
             return reply
         # Record it first: other processes that want the next start look there.
-        patiently(partial(note_job, self.paths, match[1], [{"Command": str(script)}]))
-        if pickles := env.get("SUBMITIT_FOLDER"):
-            mine, its = (Path(pickles) / f"{job}_submitted.pkl" for job in (self.job_id, match[1]))
-            patiently(partial(shutil.copy2, mine, its))
-        KeptOff(self.paths, self.slurm).renew(match[1], gone, self.attempt)
-        return Reply(0, match[1], "")
+        patiently(partial(note_job, self.paths, reply.out, [{"Command": str(script)}]))
+        KeptOff(self.paths, self.slurm).renew(reply.out, gone, self.attempt)
+        return reply
+
+    def _write_successor(self, script: Path, env: Mapping[str, str]) -> Reply | None:
+        """Writes the successor's script; returns Slurm's reply if it does not give this job's."""
+        shown = self.slurm.show_job(self.job_id)
+        patiently(partial(make_within, self.paths.root, script.parent))
+        with tempfile.TemporaryDirectory() as folder:
+            mine = Path(folder) / "job.sh"
+            reply = self.slurm.call("scontrol", "write", "batch_script", self.job_id, str(mine))
+            if reply.code != 0:
+                return reply
+            text = mine.read_text()
+        if shown and not names_run(shown[0].get("Command", ""), self.paths.root.absolute()):
+            text = successor_script(text, shown, env)
+        patiently(partial(publish, script, text.encode()))
+        return None
 
 
 def state_of(components: list[Fields] | None, restarts: int) -> Job:

@@ -8,15 +8,20 @@ the job's steps itself.
 import itertools
 import shlex
 import sys
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from submitit.core import core
 from submitit.slurm import slurm
 
-from yatt.adapters.slurm import LIVING_STATES, Slurm, merged_state
-from yatt.config.site import SiteConfig
-from yatt.errors import ConfigError
+from yatt.adapters.sbatch import submit_once
+from yatt.adapters.slurm import LIVING_STATES, Reply, Slurm, merged_state
+from yatt.config.site import SiteConfig, keeps_job
+from yatt.errors import ConfigError, DeadlineExceeded
+from yatt.launch.batch import MOST_TIMEOUTS
+from yatt.paths import RunPaths
 
 DIRECTIVES, COMMAND = "@DIRECTIVES@", "@COMMAND@"
 """Placeholder lines in a site's template: for the #SBATCH lines, and for the setup lines with the
@@ -58,25 +63,29 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
     """Submits one callable as the batch script of a job of one or more components.
 
     Args:
+        paths: the run's; files go to its folder for submitit.
+        work: what the job does, run or join (`yatt.launch.batch`).
         components: sbatch parameters per component, under submitit's names; pass shared ones to
             update_parameters.
+        site: has the script's template and interpreter, and whether the job continues after the loss of a
+            node (--no-kill).
         requeue: whether Slurm may start the job again by itself.
-        template: the site's script, from `template_of`; empty: the built-in one.
-        python: the launcher's interpreter; empty: this process's.
-        keeps_job: whether the job continues after the loss of a node (--no-kill).
+
+    Raises:
+        ConfigError: see `template_of`.
     """
 
     job_class = HetJob
 
     def __init__(
-        self, folder: Path, components: list[dict[str, Any]], *, requeue: bool = True, template: str = "",
-        python: str = "", keeps_job: bool = True,
-    ) -> None:  # fmt: skip
+        self, paths: RunPaths, work: str, components: list[dict[str, Any]], site: SiteConfig, *, requeue: bool
+    ) -> None:
         # exec: Python must be the batch script's own process, because the warning signal would kill bash.
-        super().__init__(folder, max_num_timeout=10**6)
-        self.python: str = f"exec {shlex.quote(python or sys.executable)} -P"
-        self._components, self._requeue, self._template = components, requeue, template
-        self._keeps_job = keeps_job
+        super().__init__(paths.submitit, max_num_timeout=MOST_TIMEOUTS)
+        self.python: str = f"exec {shlex.quote(site.python or sys.executable)} -P"
+        self._work = (work, str(paths.root))
+        self._components, self._requeue, self._template = components, requeue, template_of(site)
+        self._keeps_job = keeps_job(site)
 
     def add_dependency(self, dependency: str) -> None:
         """Adds a dependency to the site's; it applies to the whole job, so it goes to the first component."""
@@ -87,8 +96,38 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
         """Returns the batch script that submitting would use."""
         return self._make_submission_file_text(self._submitit_command_str, "")
 
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> HetJob:
+        """Submits one job, as submitit does.
+
+        Raises:
+            ConfigError: sbatch refused it; the files of this submission are removed.
+            DeadlineExceeded: Slurm does not say whether the job is queued. The files stay: it may be.
+        """
+        before = set(self.folder.glob("*"))
+        try:
+            job: HetJob = super().submit(fn, *args, **kwargs)
+        except ConfigError:
+            for file in set(self.folder.glob("*")) - before:
+                file.unlink()
+            raise
+        return job
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return f"{self.python} -u -m yatt.launch.batch {shlex.join(self._work)}"
+
     def _num_tasks(self) -> int:
         return 1
+
+    def _submit_command(self, command: str) -> HetJob:
+        script = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
+        script.write_text(self._make_submission_file_text(command, ""))
+        reply = submit_once(Slurm(), script)
+        if reply.code != 0:
+            raise refusal_of(reply)
+        job: HetJob = self.job_class(folder=self.folder, job_id=reply.out, tasks=[0])
+        job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        return job
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 - submitit's
         blocks = [self._block(parameters, command) for parameters in self._components]
@@ -114,6 +153,16 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
             command=command, folder=self.folder, **both, additional_parameters=extra, use_srun=False
         )
         return text.splitlines()
+
+
+def refusal_of(reply: Reply) -> ConfigError | DeadlineExceeded:
+    """Returns the error for sbatch's reply: DeadlineExceeded if the job may be queued in spite of it."""
+    if reply.is_unreachable:
+        return DeadlineExceeded(
+            f"sbatch got no answer ({reply.says}), and Slurm does not say whether the job is queued. If it "
+            "is, it will run: `yatt status` shows it, and `yatt submit` does not queue a second one."
+        )
+    return ConfigError(f"sbatch refused the job, nothing was queued: {reply.says}")
 
 
 def template_of(site: SiteConfig) -> str:

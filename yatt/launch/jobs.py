@@ -1,7 +1,7 @@
 """State of a submitted run's job, from any login node."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,15 @@ def view_of(paths: RunPaths, job_id: str, found: list[Fields]) -> JobView:
     if not job_id:
         return JobView()
     if not found:
-        return JobView(
-            job_id=job_id, state="FORGOTTEN", why="Slurm has no record of the job: it ended some time ago"
-        )
+        view = JobView(job_id=job_id, state="FORGOTTEN")
+        why = _never_began(paths, view) or "Slurm has no record of the job: it ended some time ago"
+        return replace(view, why=why)
     state = merged_state(found)
-    why = _why(job_id, state, found[0]) or _never_began(paths, job_id, state, found[0])
-    return JobView(
-        job_id=job_id, state=state, components=tuple(map(_component, found)), why=why,
-        restarts=int(found[0].get("Restarts", "0")),
+    view = JobView(
+        job_id=job_id, state=state, components=tuple(map(_component, found)),
+        why=_why(job_id, state, found[0]), restarts=int(found[0].get("Restarts", "0")),
     )  # fmt: skip
+    return view if view.why else replace(view, why=_never_began(paths, view, found[0]))
 
 
 def queued_views(runs: list[RunPaths], slurm: Slurm, limit_s: float) -> list[JobView]:
@@ -158,6 +158,8 @@ def state_in_words(paths: RunPaths, seen: str, job: JobView) -> tuple[str, str]:
         return "finished", ""
     if job.is_alive:
         return _living(job, attempt, is_between=bool(ended) or seen != "running"), job.why
+    if attempt and (why := _never_began(paths, job)):
+        return "stopped", job.why or why
     if ended:
         is_stopped = ended.get("exit_code") == EXIT_WILL_CONTINUE
         return "stopped" if is_stopped else "failed", str(ended.get("reason", ""))
@@ -213,15 +215,32 @@ def _why(job_id: str, state: str, leader: Fields) -> str:
     return reason
 
 
-def _never_began(paths: RunPaths, job_id: str, state: str, leader: Fields) -> str:
-    """Explains a job that ended before the run began, for example on a node without the run folder."""
-    if state in LIVING_STATES or state == "CANCELLED" or newest_attempt(paths):
+def _never_began(paths: RunPaths, job: JobView, leader: Fields | None = None) -> str:
+    """Explains a job that ended before an attempt of it began, for example on a node without the run folder,
+    or because its script does not fit; empty for all others.
+
+    Args:
+        leader: its first component, as Slurm shows it.
+    """
+    if job.is_alive or job.state in ("", "CANCELLED", "UNKNOWN") or not _is_newer(job.job_id, paths):
         return ""
-    log = paths.submitit / f"{job_id}_0_log.out"
+    ended = (
+        f"job {job.job_id} ended before {'an attempt of it' if newest_attempt(paths) else 'the run'} began"
+    )
+    log = paths.submitit / f"{job.job_id}_0_log.out"
     if log.exists():
-        return f"the job ended before the run began; see its log {log}"
+        return f"{ended}; see its log {log}"
+    if leader is None:
+        return f"{ended}, without a log in {paths.submitit}"
     where = leader.get("BatchHost") or leader.get("NodeList", "")
-    return f"the job ended before the run began, without a log: probably {where} does not see {paths.root}"
+    return f"{ended}, without a log: probably {where} does not see {paths.root}"
+
+
+def _is_newer(job_id: str, paths: RunPaths) -> bool:
+    """Whether a job was submitted after the one of the newest attempt."""
+    attempt = newest_attempt(paths)
+    before = str(record(paths, attempt, STARTED).get("job", "")) if attempt else "0"
+    return job_id.isdigit() and before.isdigit() and int(job_id) > int(before)
 
 
 def job_to_wait_for(text: str, slurm: Slurm) -> str:

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
-
 from yatt.adapters.ledger import run_is_finished
 from yatt.config.check import num_trainer_nodes
 from yatt.config.site import with_settings
@@ -15,7 +13,7 @@ from yatt.launch.folder import open_existing
 from yatt.launch.jobcall import join_job
 from yatt.launch.join import guests_part
 from yatt.launch.plan import effective, read_plan
-from yatt.launch.submit import executor_for, outside_of_jobs, refusal_of
+from yatt.launch.submit import executor_for, outside_of_jobs
 
 
 def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: bool) -> int:
@@ -28,6 +26,7 @@ def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: b
 
     Raises:
         ConfigError: the run is finished, has no job or no engine nodes, or sbatch refused the job.
+        DeadlineExceeded: see `HetExecutor`.
     """
     paths, config = open_existing(folder)
     if run_is_finished(paths):
@@ -40,18 +39,12 @@ def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: b
     if not 1 <= nodes <= most:
         raise ConfigError(f"--nodes {nodes}: write 1 to {most}; the run has {most} engine nodes.")
     names = {"job_name": f"yatt-join-{paths.root.name}", "comment": f"joins {paths.root}"}
-    executor = executor_for(paths, site, [part], requeue=False, **names)
+    executor = executor_for(paths, site, "join", [part], requeue=False, **names)
     if dry_run:
         sys.stdout.write(executor.text().rstrip() + "\n")
         return EXIT_FINISHED
-    files = set(paths.submitit.glob("*"))
-    try:
-        with outside_of_jobs():
-            job: HetJob = executor.submit(join_job, str(paths.root))
-    except (FailedJobError, FailedSubmissionError) as error:
-        for file in set(paths.submitit.glob("*")) - files:
-            file.unlink()
-        raise refusal_of(str(error)) from error
+    with outside_of_jobs():
+        job: HetJob = executor.submit(join_job, str(paths.root))
     sys.stdout.write(
         f"submitted job {job.job_id}: {nodes} node(s) that take the places of engine nodes that "
         f"{paths.root} has lost. It ends with the run; `scancel {job.job_id}` ends it before.\n"

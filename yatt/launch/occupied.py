@@ -46,8 +46,8 @@ def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) ->
         ConfigError: the run is active, and `take_over` is False.
         DeadlineExceeded: the active start did not stop in time.
     """
-    if not paths.claims.is_dir() and not paths.job.exists():
-        return  # never started
+    if not any(each.exists() for each in (paths.claims, paths.job, paths.plan)):
+        return  # never started, and never submitted
     slurm = slurm or Slurm()
     found = occupant(paths, slurm)
     if not found.where:

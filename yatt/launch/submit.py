@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
 from yatt.adapters.files import publish, read_or_none
 from yatt.adapters.job_note import note_job, noted_job, only_submitter
 from yatt.adapters.ledger import attempts, run_is_finished
-from yatt.adapters.slurm import Reply, Slurm
+from yatt.adapters.slurm import Slurm
 from yatt.config.load import resolved_text, without_secrets
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig, keeps_job
+from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_FINISHED, AlreadyGoing, ConfigError, DeadlineExceeded
 from yatt.launch.asking import HOLD_SIGNALS, more_options, resources, setup_lines
 from yatt.launch.completed import completed
@@ -73,6 +72,8 @@ def submit_job(
     if paths.config.is_file() and run_is_finished(paths):
         say_over(paths)
         return None
+    if not take_over:
+        make_way(paths, take_over=False)  # before checks that take long; again after them
     plan = _checked(config, site)
     make_way(paths, take_over=take_over)
     is_new = not paths.root.exists()
@@ -148,25 +149,23 @@ def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = 
     site = plan.site
     parts = components_of(effective(config, site, plan.resized), site, plan.layout)
     names = {"job_name": f"yatt-{paths.root.name}", "comment": str(paths.root)}
-    executor = executor_for(paths, site, parts, requeue=site.requeue != "chain", **names)
+    executor = executor_for(paths, site, "run", parts, requeue=site.requeue != "chain", **names)
     if after:
         executor.add_dependency(f"afterany:{after}")
     return executor
 
 
 def executor_for(
-    paths: RunPaths, site: SiteConfig, parts: Sequence[Component], *, requeue: bool, **names: str
+    paths: RunPaths, site: SiteConfig, work: str, parts: Sequence[Component], *, requeue: bool, **names: str
 ) -> HetExecutor:
     """Returns submitit's executor for a job of these components.
 
     Args:
+        work: run or join.
         requeue: whether Slurm may start the job again by itself.
         names: job_name and comment.
     """
-    executor = HetExecutor(
-        paths.submitit, [_asked_of(part, site) for part in parts], requeue=requeue,
-        template=template_of(site), python=site.python, keeps_job=keeps_job(site),
-    )  # fmt: skip
+    executor = HetExecutor(paths, work, [_asked_of(part, site) for part in parts], site, requeue=requeue)
     shared: dict[str, Any] = {
         "time": site.time_limit_min, "setup": [HOLD_SIGNALS, *setup_lines(site)],
         "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, **names,
@@ -194,25 +193,24 @@ def queue_job(
 
     Args:
         is_new: the folder was made for this submission; it is removed if sbatch refuses the job.
+
+    Raises:
+        ConfigError, DeadlineExceeded: see `HetExecutor`.
     """
     slurm = Slurm()
     with only_submitter(paths):
         _check_has_none(paths, slurm)
-        before, files = read_or_none(paths.plan), set(paths.submitit.glob("*"))
+        before = read_or_none(paths.plan)
         write_plan(paths, plan)
         executor = executor_of(paths, config, plan, after)
         try:
             with outside_of_jobs():
                 job: HetJob = executor.submit(run_job, str(paths.root))
-        except (FailedJobError, FailedSubmissionError) as error:
-            refusal = refusal_of(str(error))
+        except ConfigError:
             publish(paths.plan, before) if before else paths.plan.unlink()
-            for file in set(paths.submitit.glob("*")) - files:
-                file.unlink()
-            is_ours = is_new and noted_job(paths) is None and not attempts(paths)
-            if is_ours and isinstance(refusal, ConfigError):
+            if is_new and noted_job(paths) is None and not attempts(paths):
                 shutil.rmtree(paths.root)
-            raise refusal from error
+            raise
         note_job(paths, job.job_id, slurm.show_job(job.job_id))
     remember(paths.root)
     sys.stdout.write(
@@ -234,18 +232,6 @@ def _check_has_none(paths: RunPaths, slurm: Slurm) -> None:
             f"Slurm does not report whether job {found.job_id} of this run is active; nothing was queued. "
             "Try again."
         )
-
-
-def refusal_of(said: str) -> ConfigError:
-    """Returns the error for sbatch's last line of output.
-
-    Raises:
-        DeadlineExceeded: sbatch got no answer, so the job may be queued in spite of the error.
-    """
-    last = (said.strip().splitlines() or ["no reason given"])[-1]
-    if Reply(1, "", last).is_unreachable:
-        raise DeadlineExceeded(f"sbatch got no answer ({last}); check `squeue --me` before you submit again.")
-    return ConfigError(f"sbatch refused the job, nothing was queued: {last}")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ def test_under_nohup_the_end_of_the_terminal_ends_no_evaluation() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert endings() == [signal.SIGTERM, signal.SIGINT]
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert endings() == list(ENDINGS)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert endings() == list(ENDINGS)

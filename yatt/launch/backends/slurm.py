@@ -136,7 +136,9 @@ class SlurmBackend:
                 restarts=self.allocation.restarts, mode=self.plan.site.requeue, slurm=self.slurm,
             )  # fmt: skip
             names = self.allocation.names_of(self.components)
-            self._switch_slabs(requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)])
+            self._ask_for_next_start(
+                requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)]
+            )
 
     def _tidy(self, attempt: int) -> None:
         """A node that does not answer is not waited for longer than `TIDY_S`."""
@@ -159,7 +161,7 @@ class SlurmBackend:
             step.kill()
             step.wait()
 
-    def _switch_slabs(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
+    def _ask_for_next_start(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
         """Requeues the job once, retrying while Slurm does not answer; then waits to be killed."""
         pause_s = RETRY_FIRST_S
         while self._has_claim(requeue) and not self._is_told_to_end():

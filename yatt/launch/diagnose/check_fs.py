@@ -13,6 +13,7 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from yatt.adapters.files import CHECKS
 from yatt.adapters.shared_folder import Member, Report
 from yatt.errors import YattError
 
@@ -43,7 +44,7 @@ def measure(folder: Path, processes: int = PROCESSES) -> Report:
         OSError: the folder cannot be written to.
         DeadlineExceeded: a process did not end in time.
     """
-    meeting = folder / f".yatt-check-{secrets.token_hex(4)}"
+    meeting = folder / f"{CHECKS}{secrets.token_hex(4)}"
     meeting.mkdir()
     argv = [sys.executable, "-P", "-m", "yatt.launch.diagnose.check_fs", str(meeting), "--member"]
     others = [subprocess.Popen([*argv, f"{index}/{processes}"]) for index in range(1, processes)]
@@ -116,7 +117,7 @@ def _report(arguments: argparse.Namespace) -> Report | None:
 def _step_report(folder: Path, *, index: int, count: int) -> Report | None:
     """Runs one task of a job step; the ids of job and step name the folder where the tasks meet."""
     ids = (os.environ.get(key, "0") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
-    meeting = folder / f".yatt-check-{'-'.join(ids)}"
+    meeting = folder / f"{CHECKS}{'-'.join(ids)}"
     report = Member(meeting, index=index, count=count, node=_node()).measure()
     if report is not None:
         shutil.rmtree(meeting, ignore_errors=True)

@@ -1,0 +1,75 @@
+"""What `yatt status` says of a job that began no attempt."""
+
+from pathlib import Path
+
+import pytest
+
+from yatt.adapters.attempt_claim import claim_attempt
+from yatt.adapters.files import publish, sealed
+from yatt.adapters.ledger import ENDED, STARTED, note
+from yatt.launch.jobs import JobView, state_in_words, view_of
+from yatt.paths import RunPaths
+
+
+def run_of(tmp_path: Path, *jobs: str) -> RunPaths:
+    """A run folder with one attempt of each of these jobs, all saved and stopped."""
+    paths = RunPaths(tmp_path / "run")
+    paths.submitit.mkdir(parents=True)
+    for job in jobs:
+        attempt = claim_attempt(paths)
+        paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+        note(paths, attempt, STARTED, {"job": job, "restarts": 0})
+        note(paths, attempt, ENDED, {"exit_code": 75, "reason": "warned by Slurm"})
+    return paths
+
+
+def shown(paths: RunPaths, job: str, state: str = "FAILED") -> tuple[str, str]:
+    view = view_of(paths, job, [{"JobState": state, "BatchHost": "n3"}])
+    return state_in_words(paths, "stopped", view)
+
+
+def test_a_later_job_that_ended_at_once_is_told(tmp_path: Path) -> None:
+    paths = run_of(tmp_path, "7")
+    (paths.submitit / "8_0_log.out").write_text("ModuleNotFoundError: No module named 'yatt'\n")
+    state, why = shown(paths, "8")
+    assert state == "stopped"
+    assert why == f"job 8 ended before an attempt of it began; see its log {paths.submitit}/8_0_log.out"
+
+
+def test_also_without_a_log_and_when_slurm_has_forgotten_it(tmp_path: Path) -> None:
+    paths = run_of(tmp_path, "7")
+    assert shown(paths, "8")[1].endswith(f"probably n3 does not see {paths.root}")
+    forgotten = view_of(paths, "8", [])
+    assert "job 8 ended before an attempt of it began" in state_in_words(paths, "stopped", forgotten)[1]
+
+
+@pytest.mark.parametrize(("job", "state"), [("7", "FAILED"), ("6", "FAILED"), ("8", "CANCELLED")])
+def test_others_are_told_by_their_attempt(tmp_path: Path, job: str, state: str) -> None:
+    """The attempt's own job, an older one, and one that its user has cancelled."""
+    assert shown(run_of(tmp_path, "7"), job, state) == ("stopped", "warned by Slurm")
+
+
+def test_an_attempt_of_this_machine_is_newer_than_any_job(tmp_path: Path) -> None:
+    paths = run_of(tmp_path, "7")
+    attempt = claim_attempt(paths)
+    paths.attempt(attempt).mkdir(parents=True)
+    note(paths, attempt, STARTED, {"launcher": {}})
+    note(paths, attempt, ENDED, {"exit_code": 75, "reason": "by hand"})
+    assert shown(paths, "8") == ("stopped", "by hand")
+
+
+def test_a_run_whose_first_job_failed_at_once_never_began(tmp_path: Path) -> None:
+    state, why = shown(run_of(tmp_path), "8")
+    assert state == "never began"
+    assert why.startswith("job 8 ended before the run began")
+
+
+def test_a_finished_run_is_finished_whatever_its_last_job_was(tmp_path: Path) -> None:
+    paths = run_of(tmp_path, "7")
+    publish(paths.finished, sealed({"wall": ""}, 1))
+    assert shown(paths, "8") == ("finished", "")
+
+
+def test_a_job_that_waits_has_not_ended(tmp_path: Path) -> None:
+    assert JobView(job_id="8", state="PENDING").is_alive
+    assert shown(run_of(tmp_path, "7"), "8", "PENDING")[0] == "waiting"
