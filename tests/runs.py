@@ -116,6 +116,8 @@ class RunFile:
                 config.setdefault(section, {}).update(values)
             else:
                 config[section] = values
+        for section in (*config["rewards"], *([config["environment"]] if "environment" in config else [])):
+            section.setdefault("trial", False)  # functions of tests count calls, wait for events, kill
         if config["rollout"]["engine"] == "scripted":
             config["model"].setdefault("trainer", self.trainer)
         return config

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+MOST_SAMPLES = 100
+
+
 def add_check(commands: "Parsers") -> None:
     """Adds `yatt check`."""
     command = commands.add_parser("check", help="say what is wrong with a run; nothing is started")
@@ -20,8 +23,18 @@ def add_check(commands: "Parsers") -> None:
         "--elsewhere", action="store_true",
         help="it will run on another machine: skip files, stores and libraries that are not here",
     )  # fmt: skip
+    command.add_argument(
+        "--samples", type=_count, default=0, metavar="N",
+        help="show N prompts and the judges' questions about them as tokens' text, and lengths",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(action=_check)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= MOST_SAMPLES:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MOST_SAMPLES}")
+    return int(text)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -39,7 +52,7 @@ def _check(arguments: argparse.Namespace) -> int:
             raise
         found = [CheckResult("fail", line.strip()) for line in str(error).splitlines()]
     else:
-        found = check_run(config, site, elsewhere=arguments.elsewhere)
+        found = check_run(config, site, elsewhere=arguments.elsewhere, num_samples=arguments.samples)
     failures = [each for each in found if each.level == "fail"]
     if arguments.json:
         print(json.dumps({"ok": not failures, "found": [asdict(each) for each in found]}))

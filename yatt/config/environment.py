@@ -31,3 +31,7 @@ class EnvironmentSection:
 
     timeout_s: Annotated[float, SECONDS] = 60.0
     """Time limit of one call."""
+
+    trial: bool = True
+    """Before each start, call the function on a few rows, with the ground truth and with an empty text as the
+    policy's turn; a function that fails on all of them is refused."""

@@ -61,6 +61,10 @@ class RewardSection:
     timeout_s: Annotated[float, SECONDS] = 60.0
     """Time limit of one call."""
 
+    trial: bool = True
+    """Before each start, call the function on a few rows, with the ground truth and with an empty text as
+    completion; a function that fails on all of them is refused."""
+
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
         rule(

@@ -20,10 +20,12 @@ from yatt.launch.folder import check_folder
 from yatt.launch.plan import Resized, effective
 from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.preflight import preflight
+from yatt.launch.score_trial import TriedFunction
+from yatt.launch.shown_samples import shown_samples
 from yatt.launch.submit import are_engines_here, with_store
 from yatt.models.folder import CONFIG
 
-Level = Literal["fail", "note", "skip"]
+Level = Literal["fail", "note", "skip", "call", "sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class CheckResult:
 
     Attributes:
         level: fail: the run would be refused. note: allowed, but rarely intended. skip: cannot be known here.
+            call: what a function has given on a few rows. sample: prompts, questions and lengths.
         says: key or place, and what to do.
     """
 
@@ -63,13 +66,14 @@ class Absent:
 
 
 def check_run(
-    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False
+    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False, num_samples: int = 0
 ) -> list[CheckResult]:
     """Checks files, functions, stores, sizes and memory of a run.
 
     Args:
         site: where the run is to be submitted; the cluster itself is not asked.
         elsewhere: the run starts on another machine: files that are not here are skipped, not refused.
+        num_samples: how many prompts are shown as the policy gets them, if nothing is wrong.
 
     Returns:
         What was found; empty if there is nothing to say.
@@ -85,8 +89,9 @@ def check_run(
     if is_here:
         failures += _shm_failures(config)
     engines = not elsewhere and (site is None or are_engines_here(site))
+    tried: list[TriedFunction] = []
     try:
-        preflight(config, runs_here=is_here, engines_are_here=engines)
+        tried = preflight(config, runs_here=is_here, engines_are_here=engines)
     except ConfigError as error:
         failures += _lines(error)
     failures = [line for line in failures if not any(each.explains(line) for each in absent)]
@@ -98,7 +103,16 @@ def check_run(
         *(CheckResult("fail", line) for line in dict.fromkeys(failures)),
         *(CheckResult("note", f"{key} {says}") for key, says in notes),
         *(CheckResult("skip", line) for line in skipped),
+        *(CheckResult("call", each.in_words()) for each in tried),
+        *(
+            CheckResult("sample", each)
+            for each in _samples(config, 0 if failures or elsewhere else num_samples)
+        ),
     ]
+
+
+def _samples(config: RunConfig, number: int) -> list[str]:
+    return shown_samples(config, number) if number else []
 
 
 def _ready(config: RunConfig, site: SiteConfig | None, *, elsewhere: bool) -> tuple[RunConfig, list[str]]:

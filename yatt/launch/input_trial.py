@@ -34,6 +34,12 @@ MOST_ROWS = 20_000
 
 MANY_TOO_LONG = 0.2
 
+ONE_LETTER = Shown(
+    prompt="a", ground_truth="a", data_source="a", completion="a", completion_a="a", completion_b="a",
+    completions="a",
+)  # fmt: skip
+"""The shortest question: its prompt and completions are one letter each."""
+
 
 def check_inputs(config: RunConfig) -> None:
     """Checks data files, tokenizers and chat templates; writes notes about what is rarely intended.
@@ -150,7 +156,7 @@ def _length_notes(
 
 
 def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stages) -> list[str]:
-    """Loads a GenRM's tokenizer and encodes an empty question; returns notes.
+    """Loads a GenRM's tokenizer and encodes the shortest question; returns notes.
 
     Raises:
         ConfigError: it cannot be used, or a question does not fit into the GenRM's context.
@@ -169,7 +175,7 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
             return []  # told by another check
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
     with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-        num_tokens = told(what, lambda: len(_question(genrm, tokenizer)))
+        num_tokens = told(what, lambda: len(question_ids(genrm, tokenizer, ONE_LETTER)))
     return list(context_notes(config, genrm, key, num_tokens))
 
 
@@ -179,12 +185,8 @@ def _tokenizer(config: RunConfig, folder: str) -> Tokenizer:
     return tokenizer
 
 
-def _question(genrm: GenRMSection, tokenizer: Tokenizer) -> list[int]:
-    """A question of the GenRM whose prompt and completions are one letter each."""
-    shown = Shown(
-        prompt="a", ground_truth="a", data_source="a", completion="a", completion_a="a", completion_b="a",
-        completions="a",
-    )  # fmt: skip
+def question_ids(genrm: GenRMSection, tokenizer: Tokenizer, shown: Shown) -> list[int]:
+    """Returns a question to a GenRM as its engine gets it, as token ids."""
     parts = [TextPart(text, is_own) for text, is_own in render(genrm.template or "{completion}", shown)]
     if not genrm.chat:
         return tokenizer.encode_parts(parts, adds_special=True)

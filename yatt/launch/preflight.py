@@ -31,6 +31,7 @@ from yatt.launch.judge_check import check_engine_model, check_judge
 from yatt.launch.model_check import check_length, check_model
 from yatt.launch.planned_memory import memory_doubts
 from yatt.launch.policy_check import check_policy
+from yatt.launch.score_trial import TriedFunction, try_scores
 from yatt.launch.user_code import check_algorithm, check_environment, check_function, check_trackers
 from yatt.paths import RunPaths
 
@@ -38,12 +39,18 @@ MAX_SHOWN = 4000
 """Characters of a mistake that are shown: a file of a stranger may have names of any length."""
 
 
-def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True) -> None:
-    """Checks the files, functions and stores that the config names.
+def preflight(
+    config: RunConfig, *, runs_here: bool = True, engines_are_here: bool = True
+) -> list[TriedFunction]:
+    """Checks the files, functions and stores that the config names; then calls the functions on a few rows.
 
     Args:
         runs_here: the run's processes start on this machine, so its limits apply.
-        engines_are_here: they use this interpreter's libraries, not those of a container.
+        engines_are_here: they use this interpreter's libraries, not those of a container. Without them the
+            functions are not called.
+
+    Returns:
+        What the functions have given.
 
     Raises:
         ConfigError: all mistakes, one per line; its cause is a transient error if all of them are transient.
@@ -54,6 +61,10 @@ def preflight(config: RunConfig, *, runs_here: bool = True, engines_are_here: bo
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
     _refuse_faults(checks)
+    tried: list[TriedFunction] = []
+    if engines_are_here:
+        _refuse_faults([lambda: tried.extend(try_scores(config))])
+    return tried
 
 
 def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:

@@ -1,0 +1,182 @@
+"""A process that calls the user's functions on the first rows, as a reward process does.
+
+python -m yatt.reward.tried_calls FOLDER, started by `yatt.launch.score_trial`: what ends or blocks it,
+or is raised, is found before a run is queued.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from yatt.adapters.data_rows import Row, prompt_text
+from yatt.adapters.dataset import read_rows
+from yatt.adapters.trial import read_arguments
+from yatt.adapters.user_module import where_raised
+from yatt.config.load import parse_resolved
+from yatt.config.schema import RunConfig
+from yatt.errors import words_of
+from yatt.records.episode import ENVIRONMENT
+from yatt.reward.environment import Episode, call_step, load_environment
+from yatt.reward.functions import RewardFunction, ScoredSample, call_reward, load_reward
+from yatt.reward.results import encodable
+
+NUM_ROWS, NUM_HELD_OUT = 5, 2
+"""Number of training rows and held-out rows that a function is called on."""
+
+TRIAL_S = 30.0
+"""No call begins later than this."""
+
+CALLS = "calls"
+"""The file in FOLDER with a JSON line when a call begins, and one with the result of each of its samples."""
+
+MISTAKES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""Errors that would come again on a compute node; others may be of this machine: no route, no library."""
+
+Shown = Literal["truth", "empty"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedCall:
+    """The result of one sample in a call.
+
+    Attributes:
+        function: the function's key in the run file.
+        shown: which completion it got: the row's ground truth, or an empty text.
+        place: file and number of the row.
+        score: None if the function says that it does not apply, or failed.
+        answer: of an environment: its answer; None at the end of the episode.
+        error: empty if the call succeeded.
+        is_mistake: the error would come again anywhere.
+    """
+
+    function: str
+    shown: Shown
+    place: str
+    score: float | None = None
+    answer: str | None = None
+    error: str = ""
+    is_mistake: bool = False
+
+
+def tried_keys(config: RunConfig) -> list[str]:
+    """Returns the keys of the functions that are called: those of GenRMs need their judge and are not."""
+    keys = [f"rewards[{reward.name}]" for reward in config.rewards if reward.trial]
+    return [*keys, *([ENVIRONMENT] if config.environment.path and config.environment.trial else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    row: Row
+    place: str
+    shown: Shown
+
+    @property
+    def completion(self) -> str:
+        return str(self.row.ground_truth) if self.shown == "truth" else ""
+
+    def sample(self, config: RunConfig) -> ScoredSample:
+        count = len(self.completion.split())
+        return ScoredSample(
+            prompt=prompt_text(self.row.prompt), completion=self.completion, data_source=self.row.data_source,
+            ground_truth=self.row.ground_truth, extra_info=self.row.raw.get("extra_info"), row=self.row.raw,
+            facts={
+                "finish_reason": "stop", "num_prompt_tokens": len(prompt_text(self.row.prompt).split()),
+                "num_completion_tokens": count, "max_response_tokens": config.rollout.max_response_tokens,
+            },
+        )  # fmt: skip
+
+    def episode(self, function: RewardFunction) -> Episode:
+        row = self.row
+        return Episode(
+            prompt=prompt_text(row.prompt), turns=(("assistant", self.completion),),
+            data_source=row.data_source, ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"),
+            row=row.raw, kwargs=function.kwargs,
+        )  # fmt: skip
+
+
+def _cases(config: RunConfig) -> list[list[_Case]]:
+    """Returns the cases of each row. A ground truth that is a list or a dictionary is no completion."""
+    data = config.data
+    rows = list(islice(read_rows(data.train_files, data), NUM_ROWS))
+    rows += islice(read_rows(data.val_files, data), NUM_HELD_OUT)
+    found = []
+    for row, place in rows:
+        has_text = isinstance(row.ground_truth, str | int | float)
+        kinds: tuple[Shown, ...] = ("truth", "empty") if has_text else ("empty",)
+        found.append([_Case(row, place, shown) for shown in kinds])
+    return found
+
+
+def _calls(function: RewardFunction, by_row: list[list[_Case]]) -> Iterator[list[_Case]]:
+    """Yields the cases of each call."""
+    flat = [case for cases in by_row for case in cases]
+    if function.scope == "group":
+        yield from by_row
+    elif function.scope == "batch":
+        yield flat
+    else:
+        yield from ([case] for case in flat)
+
+
+async def try_calls(config: RunConfig, without: Collection[str], write: Callable[[Any], None]) -> None:
+    """Calls every function of `tried_keys` on the first rows.
+
+    Args:
+        without: keys of functions that are left out.
+        write: is called with what is written as one line.
+    """
+    by_row, until_s = _cases(config), time.monotonic() + TRIAL_S
+    rewards = {f"rewards[{reward.name}]": reward for reward in config.rewards}
+    for key in tried_keys(config):
+        if key in without:
+            continue
+        function = load_environment(config.environment) if key == ENVIRONMENT else load_reward(rewards[key])
+        for cases in _calls(function, by_row):
+            if time.monotonic() > until_s:
+                return
+            write({"begins": key, "shown": cases[0].shown, "place": cases[0].place})
+            for result in await _results(key, function, cases, config):
+                write(asdict(result))
+
+
+async def _results(
+    key: str, function: RewardFunction, cases: list[_Case], config: RunConfig
+) -> list[TriedCall]:
+    blank = [TriedCall(function=key, shown=case.shown, place=case.place) for case in cases]
+    try:
+        if key == ENVIRONMENT:
+            answer = await call_step(function, cases[0].episode(function))
+            return [replace(blank[0], answer=None if answer is None else encodable(answer))]
+        found = await call_reward(function, [case.sample(config) for case in cases], client=None)
+    except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)
+        says = encodable(f"{words_of(error)} at {where_raised(error, function.path)}")
+        is_mistake = isinstance(error, MISTAKES) and not isinstance(error, OSError)
+        return [replace(each, error=says, is_mistake=is_mistake) for each in blank]
+    return [replace(each, score=result.score) for each, result in zip(blank, found, strict=True)]
+
+
+def main() -> None:
+    """Entry point of the process."""
+    folder, (text, without) = read_arguments()
+    with Path(folder / CALLS).open("a") as file:
+
+        def write(line: Any) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        asyncio.run(try_calls(parse_resolved(text), without, write))
+    (folder / "found").write_text(json.dumps(("", None)))
+    os._exit(0)  # does not wait for threads that a file has started
+
+
+if __name__ == "__main__":
+    main()
