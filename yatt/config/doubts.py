@@ -11,7 +11,7 @@ Doubt = tuple[str, str]  # key, consequence of its value
 
 def doubts(config: RunConfig) -> list[Doubt]:
     """Returns every setting that may be unintended, with its consequence."""
-    return [*_spanning(config), *_sampling(config), *_learning(config), *_rewards(config)]
+    return [*_spanning(config), *_sampling(config), *_learning(config), *_rewards(config), *_best(config)]
 
 
 def _spanning(config: RunConfig) -> Iterator[Doubt]:
@@ -102,6 +102,15 @@ def _rewards(config: RunConfig) -> Iterator[Doubt]:
         yield (
             "algorithm.filter_groups",
             "with rollout.n: 1, all rewards of a group are equal, so every group is replaced.",
+        )
+
+
+def _best(config: RunConfig) -> Iterator[Doubt]:
+    if config.checkpoint.keep_best and not config.rewards and all(g.weight > 0 for g in config.genrms):
+        yield (
+            "checkpoint.best_metric",
+            "chooses by a judge alone, which a policy can learn to please. A function, or a second GenRM, "
+            "with weight: 0 would show it (alarm judge.gap).",
         )
 
 

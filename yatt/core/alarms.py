@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from yatt.core.judge_gap import GapState
+
 Row = Mapping[str, Any]
 
 STEP = "training/global_step"
@@ -64,6 +66,7 @@ class Alarm(Enum):
     POLICY_JUMPS = "policy.jumps"
     VALIDATION_FAILED = "validation.failed"
     JUDGE_UNREADABLE = "judge.unreadable"
+    JUDGE_GAP = "judge.gap"
 
 
 AT_ONCE = frozenset({Alarm.VALIDATION_FAILED, Alarm.JUDGE_UNREADABLE})
@@ -80,6 +83,8 @@ class Rules:
         may_stop: completions can end before the maximum length.
         kl_coef: coefficient of the KL term in the loss; 0: no such term.
         sums_tokens: the loss is a sum over a completion's tokens, not a mean.
+        judges: names of the GenRMs whose scores are part of the reward.
+        checks: names of the scores that a judge is compared with: functions, and GenRMs of weight 0.
     """
 
     iterations: int
@@ -87,6 +92,8 @@ class Rules:
     may_stop: bool = True
     kl_coef: float = 0.0
     sums_tokens: bool = False
+    judges: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,7 @@ class AlarmState:
     drops: Mapping[str, float] = field(default_factory=dict)
     drops_since: int = 0
     drops_told: int | None = None
+    scores: GapState = field(default_factory=GapState)
 
 
 def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[Change, ...]]:
@@ -145,7 +153,10 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     iteration = row[STEP]
     if not rules.iterations or iteration <= state.iteration:
         return state, ()
+    scores = state.scores.after(row, rules.judges, rules.checks)
     signs = _signs(row, state.losses, rules)
+    if scores.gaps():
+        signs[Alarm.JUDGE_GAP] = 0.0
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
     # A sign that follows from another sign neither continues nor ends its own streak.
     streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in _explained(row, signs)}
@@ -159,12 +170,12 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         if alarm in due and begin.since == streaks[alarm].since
     }
     ended = [Ends(alarm=alarm, iteration=iteration) for alarm in state.ringing if alarm not in ringing]
-    begun = [_begin(alarm, row, streaks[alarm]) for alarm in Alarm if alarm in due - ringing.keys()]
+    begun = [_begin(alarm, row, streaks[alarm], scores) for alarm in Alarm if alarm in due - ringing.keys()]
     losses = state.losses
     if Alarm.LOSS_EXPLODED not in signs and iteration:  # 0 is validation only
         losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
     state = replace(
-        state, iteration=iteration, streaks=streaks, losses=losses,
+        state, iteration=iteration, streaks=streaks, losses=losses, scores=scores,
         ringing=ringing | {begin.alarm: begin for begin in begun},
     )  # fmt: skip
     state, dropped = _drops(state, row)
@@ -286,13 +297,14 @@ def _number(row: Row, key: str) -> float | None:
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def _begin(alarm: Alarm, row: Row, streak: Streak) -> Begins:
+def _begin(alarm: Alarm, row: Row, streak: Streak, scores: GapState) -> Begins:
     (seen, cure), iteration = _WORDS[alarm], row[STEP]
     when = f"in the last {streak.length} iterations, since iteration {streak.since}"
     if streak.length == 1:
         when = f"in iteration {iteration}"
     judges = ", ".join(f"'{name}' to {share:.0%}" for name, share in _unreadable_shares(row).items())
-    message = f"{seen.format(value=streak.value, judges=judges)} {when}. {cure}"
+    gaps = "; ".join(gap.in_words() for gap in scores.gaps())
+    message = f"{seen.format(value=streak.value, judges=judges, gaps=gaps)} {when}. {cure}"
     return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)
 
 
@@ -301,6 +313,12 @@ _WORDS = {
         "a GenRM gave answers without a readable verdict ({judges} of the questions)",
         "They teach nothing, or a score that says nothing. Look at genrms[].max_tokens, at verdict, and at "
         "the template; events.jsonl (judge.unreadable) has examples.",
+    ),
+    Alarm.JUDGE_GAP: (
+        "{gaps}, seen",
+        "The policy may have found what the judge likes and nobody wants. Read completions with high scores "
+        "(`yatt show`), put a rule before the judge, or go on from a checkpoint before it: "
+        "run.from_checkpoint.",
     ),
     Alarm.VALIDATION_FAILED: (
         f"more than {MOST_FAILED:.0%} of the held-out completions had no score",

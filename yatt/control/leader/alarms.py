@@ -55,4 +55,9 @@ def rules_of(config: RunConfig) -> Rules:
         may_stop=not config.rollout.ignore_eos,
         kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
         sums_tokens=algorithm.loss_agg_mode == "seq-mean-token-sum",
+        judges=tuple(genrm.name for genrm in config.genrms if genrm.weight > 0),
+        checks=(
+            *(reward.name for reward in config.rewards if reward.weight >= 0),
+            *(genrm.name for genrm in config.genrms if genrm.weight == 0),
+        ),
     )

@@ -1,0 +1,137 @@
+"""Detects that a policy pleases its judge and not the rule beside it, from the means of scores. Pure.
+
+A *gap* between a judge and a rule: the running median of the rule's mean has fallen clearly below its best,
+and the judge's has not fallen since. A policy that has found what its judge likes shows only this: the
+judge's own curve stays where it is.
+
+*Clearly* is both a share of what the rule has reached, and more than the noise of its means: an extreme of
+many medians lies above the others by chance.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MEDIAN_ROWS = 5
+LEAST_FALL = 0.1
+"""Smallest fall, as a share of the largest of the rule's best value and the range of its medians."""
+
+NOISES = 4.0
+"""Smallest fall, in standard deviations of one mean."""
+
+SIGMA_OF_STEP = 0.886
+"""Standard deviation of normal values by the mean absolute difference of two: the root of pi, halved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """Means of one score, as far as they were seen: the last ones, extremes of their medians, and the sum and
+    number of absolute differences between neighbours."""
+
+    last: tuple[float, ...] = ()
+    lowest: float = 0.0
+    highest: float = 0.0
+    steps_sum: float = 0.0
+    num_steps: int = 0
+
+    def longer(self, value: float) -> "Track":
+        """This track with one more mean."""
+        last = (*self.last, value)[-MEDIAN_ROWS:]
+        median = statistics.median(last)
+        if not self.last:
+            return Track(last=last, lowest=median, highest=median)
+        return Track(
+            last=last, lowest=min(self.lowest, median), highest=max(self.highest, median),
+            steps_sum=self.steps_sum + abs(value - self.last[-1]), num_steps=self.num_steps + 1,
+        )  # fmt: skip
+
+    @property
+    def median(self) -> float:
+        """Running median."""
+        return statistics.median(self.last)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough means were seen for a median."""
+        return len(self.last) == MEDIAN_ROWS
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one mean."""
+        return SIGMA_OF_STEP * self.steps_sum / max(1, self.num_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The highest median of a rule, and the judges' medians at that iteration."""
+
+    value: float
+    judges: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A judge and a rule, with their medians when the rule's was best, and now."""
+
+    judge: str
+    rule: str
+    judge_then: float
+    judge_now: float
+    rule_then: float
+    rule_now: float
+
+    def in_words(self) -> str:
+        """Returns what happened."""
+        return (
+            f"'{self.rule}' fell from {self.rule_then:.3f} to {self.rule_now:.3f} while the judge "
+            f"'{self.judge}' went from {self.judge_then:.3f} to {self.judge_now:.3f}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapState:
+    """What was seen of all scores."""
+
+    tracks: Mapping[str, Track] = field(default_factory=dict)
+    best: Mapping[str, Best] = field(default_factory=dict)
+
+    def after(self, row: Mapping[str, Any], judges: Sequence[str], rules: Sequence[str]) -> "GapState":
+        """Returns the state after an iteration's row; a score that the row lacks keeps what it had."""
+        tracks = dict(self.tracks)
+        for name in (*judges, *rules):
+            value = row.get(f"critic/score/{name}/mean")
+            if isinstance(value, int | float):
+                tracks[name] = tracks.get(name, Track()).longer(float(value))
+        known = {
+            judge: tracks[judge].median for judge in judges if judge in tracks and tracks[judge].is_known
+        }
+        best = dict(self.best)
+        for rule in rules:
+            track = tracks.get(rule)
+            if track is None or not track.is_known:
+                continue
+            if rule not in best or track.median >= best[rule].value:
+                best[rule] = Best(value=track.median, judges=known)
+        return replace(self, tracks=tracks, best=best)
+
+    def gaps(self) -> list[Gap]:
+        """Returns the gaps that there are now."""
+        return [
+            Gap(
+                judge=judge, rule=rule, judge_then=then, judge_now=self.tracks[judge].median,
+                rule_then=best.value, rule_now=self.tracks[rule].median,
+            )
+            for rule, best in self.best.items()
+            for judge, then in best.judges.items()
+            if _has_fallen(self.tracks[rule], best.value) and _holds(self.tracks[judge], then)
+        ]  # fmt: skip
+
+
+def _has_fallen(track: Track, best: float) -> bool:
+    share = LEAST_FALL * max(abs(best), track.highest - track.lowest)
+    return best - track.median > max(share, NOISES * track.noise)
+
+
+def _holds(track: Track, then: float) -> bool:
+    return track.median >= then - 2 * track.noise
