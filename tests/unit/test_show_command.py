@@ -66,9 +66,23 @@ def test_the_table_has_a_line_for_each_sample_of_all_nodes(paths, capsys) -> Non
     lines = shown(capsys, paths, 3).splitlines()
     assert lines[0] == "iteration 3, attempt 1: 4 samples"
     assert lines[1].split() == ["sample", "group", "tokens", "finish", "exact", "reward", "advantage"]
-    assert lines[2].split() == ["0", "0", "12", "stop", "0.5", "0.5", "-1.25", "carried"]
-    assert lines[3].split()[-1] == "masked"
-    assert lines[5].split() == ["3", "1", "12", "stop", "0.5", "0.5", "-", "dropped", "carried"]
+    assert [line for line in lines[2:] if "What" in line] == ["prompt: What is 1 + 1?"] * 2, "one a group"
+    assert lines.count("    completion: It is 2.") == 4
+    rows = [line.split() for line in lines[2:] if "prompt:" not in line and "completion:" not in line]
+    assert rows[0] == ["0", "0", "12", "stop", "0.5", "0.5", "-1.25", "carried"]
+    assert rows[1][-1] == "masked"
+    assert rows[3] == ["3", "1", "12", "stop", "0.5", "0.5", "-", "dropped", "carried"]
+
+
+def test_a_long_text_is_shown_by_its_ends_in_one_line(paths, capsys) -> None:
+    text = "begins here\n" + "word " * 300 + "\x1b[2Jends here"
+    write(paths, 0, sample(0, completion=text, group=None), sample(1, prompt=None))
+    out = shown(capsys, paths, 3)
+    assert max(map(len, out.splitlines())) <= 80
+    (line,) = [each for each in out.splitlines() if "begins" in each]
+    assert line.startswith("    completion: begins here word") and line.endswith("ends here")
+    assert "\x1b" not in out
+    assert out.count("prompt: ") == 1
 
 
 def test_one_sample_is_shown_in_full_within_the_terminal(paths, capsys) -> None:
@@ -176,7 +190,7 @@ def test_where_not_all_samples_are_recorded_those_of_the_report_are_shown(tmp_pa
     paths = make_run(tmp_path, samples=lines)
     out = shown(capsys, paths, 3)
     assert "attempt 2: 1 samples" in out and "rollouts: all" in out
-    assert shown(capsys, paths, 2).splitlines()[2].split() == ["0", "-", "-", "-", "1", "1", "-"]
+    assert shown(capsys, paths, 2).splitlines()[3].split() == ["0", "-", "-", "-", "1", "1", "-"]
     assert "c" in shown(capsys, paths, 2, 0)
 
 

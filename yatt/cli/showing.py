@@ -104,11 +104,33 @@ def _table(found: RecordedIteration) -> Iterable[str]:
     rows = [_row(each, shown) for each in found.samples]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     yield f"{_head(found)}: {len(rows)} samples"
-    for row in [head, *rows]:
-        cells = [cell.ljust(w) if i == 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
-        yield " ".join([*cells[:-1], row[-1]]).rstrip()
+    yield _line(head, widths)
+    groups = [each.get("group") for each in found.samples]
+    for number, (each, row) in enumerate(zip(found.samples, rows, strict=True)):
+        if number == 0 or groups[number] is None or groups[number] != groups[number - 1]:
+            yield from _preview("prompt", each)
+        yield _line(row, widths)
+        yield from _preview("completion", each)
     if len(names) > len(shown):
         yield f"Other scores: {', '.join(map(printable, names[MOST_SCORES:]))} (see one sample, or --json)"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(w) if i == 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
+    return " ".join([*cells[:-1], row[-1]]).rstrip()
+
+
+def _preview(key: str, each: Record) -> Iterable[str]:
+    """One line with the beginning and the end of a text, if it is recorded."""
+    text = _mapping(each, "texts").get(key)
+    if not isinstance(text, str):
+        return
+    first = "" if key == "prompt" else INDENT * 2
+    room = _width() - len(first) - len(key) - 2
+    line = printable(" ".join(text.split()))
+    if len(line) > room:
+        line = f"{line[: room // 2 - 3]} ... {line[-(room - room // 2 - 3) :]}"
+    yield f"{first}{key}: {line}"
 
 
 def _row(each: Record, names: Sequence[str]) -> list[str]:
@@ -211,12 +233,15 @@ def _block(title: str, value: Any) -> Iterable[str]:
 
 
 def _wrapped(lines: Iterable[str], first: str = "", hanging: str = "") -> Iterable[str]:
-    width = min(max(shutil.get_terminal_size().columns, NARROW), WIDE)
     for line in lines:
         yield from textwrap.wrap(
-            line, width, initial_indent=first, subsequent_indent=hanging, replace_whitespace=False,
+            line, _width(), initial_indent=first, subsequent_indent=hanging, replace_whitespace=False,
             drop_whitespace=True, break_on_hyphens=False,
         ) or [""]  # fmt: skip
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, NARROW), WIDE)
 
 
 def _mapping(each: Record, key: str) -> dict[str, Any]:

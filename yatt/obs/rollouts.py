@@ -169,8 +169,19 @@ def _about(record: Record) -> list[int]:
 
 
 def _without_texts(record: Record) -> Record:
-    return {key: value for key, value in record.items() if key not in TEXTS}
+    kept = {key: value for key, value in record.items() if key not in TEXTS}
+    ends = {key: _ends(record[key]) for key in ("prompt", "completion") if isinstance(record.get(key), str)}
+    return {**kept, "texts": ends}
 
+
+def _ends(text: str) -> str:
+    return (
+        text if len(text) <= MOST_PREVIEW else f"{text[: MOST_PREVIEW // 2]} ... {text[-MOST_PREVIEW // 2 :]}"
+    )
+
+
+MOST_PREVIEW = 400
+"""Characters of a prompt or completion that the table of an iteration has: their ends, under `texts`."""
 
 TEXTS = ("prompt", "completion", "verdicts", "turns", "ground_truth")
 
