@@ -112,8 +112,12 @@ def test_a_list_of_runs_does_not_wait_for_slurm(cluster: Cluster, tmp_path) -> N
         began_s = time.monotonic()
         silent = runs[0].yatt("list", **env)
         took_s = time.monotonic() - began_s
+        assert "UNKNOWN" in runs[0].yatt("status", str(runs[0].paths.root)).stdout
+        undone = runs[0].yatt("cancel", str(runs[0].paths.root))
     finally:
         cluster.ctld("unpause")
+    assert undone.returncode == 1
+    assert "Slurm does not answer, so job" in undone.stderr
     assert silent.returncode == 0
     assert "Slurm does not answer" in silent.stderr
     assert silent.stdout.count("UNKNOWN") == 6

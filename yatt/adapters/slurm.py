@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 CALL_LIMIT_S = 20.0
+
+PERSON_S = 3.0
+"""Time limit of a question for a command at which a person waits, and which can answer without Slurm."""
+
 _UNREACHABLE = ("Unable to contact", "Connection refused", "timed out", "Zero Bytes", "Unexpected message")
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job")
 _PAIR = re.compile(r"(?:^| )([A-Za-z][\w/:.-]*)=")
@@ -68,6 +72,10 @@ class Slurm:
         # The user's own output settings of squeue and times must not change what is parsed here.
         own = {k: v for k, v in inherited.items() if not k.startswith("SQUEUE_") and k != "SLURM_TIME_FORMAT"}
         self._env, self._limit_s = own, limit_s
+
+    def within(self, limit_s: float) -> "Slurm":
+        """Returns the same with another time limit of a call."""
+        return Slurm(self._env, limit_s)
 
     @property
     def has_scontrol(self) -> bool:

@@ -5,7 +5,7 @@ import time
 
 from yatt import clock
 from yatt.adapters.ledger import ENDED, STARTED, STOP, newest_attempt, note, record, run_is_finished
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.slurm import PERSON_S, Slurm
 from yatt.core.outcome import CANCEL
 from yatt.errors import EXIT_FINISHED, ConfigError, DeadlineExceeded
 from yatt.launch.jobs import JobView, is_cut_off, job_view
@@ -22,9 +22,15 @@ def cancel(paths: RunPaths, slurm: Slurm, *, now: bool) -> str:
         ConfigError: the run has no process and no job.
         DeadlineExceeded: it did not end in time.
     """
-    view, attempt = job_view(paths, slurm), newest_attempt(paths)
+    view, attempt = job_view(paths, slurm.within(PERSON_S)), newest_attempt(paths)
     is_running = bool(record(paths, attempt, STARTED)) and not record(paths, attempt, ENDED)
     is_running = is_running and not is_cut_off(paths, attempt)
+    if view.state == "UNKNOWN" and is_running and not now:
+        return _stop(paths, attempt, slurm)  # through the run folder: Slurm is not needed for it
+    if view.state == "UNKNOWN":
+        sys.stdout.write("Slurm does not answer; asking once more\n")
+        sys.stdout.flush()
+        view = job_view(paths, slurm)
     _check_can_cancel(paths, view)
     if view.job_id and (now or view.state != "RUNNING" or not is_running):
         reply = slurm.call("scancel", view.job_id)
@@ -72,7 +78,7 @@ def _stop(paths: RunPaths, attempt: int, slurm: Slurm) -> str:
 def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
     """Waits until the job is gone, so that the next command does not find it; Slurm needs its KillWait."""
     until_s = clock.monotonic_s() + OVER_LIMIT_S
-    while job_view(paths, slurm).is_alive and clock.monotonic_s() < until_s:
+    while job_view(paths, slurm.within(PERSON_S)).is_alive and clock.monotonic_s() < until_s:
         time.sleep(POLL_S)
 
 

@@ -33,6 +33,8 @@ WAITS = {
     "JobHeldUser": "is held by its user: scontrol release {job}",
     "JobHeldAdmin": "is held by an administrator; ask them, or submit again with `yatt resume`",
     "launch failed requeued held": "could not be started, its node is drained: scontrol release {job}",
+    "ReqNodeNotAvail, Reserved for maintenance": "would still run when a maintenance begins: a smaller "
+    "time_limit_min may start before it",
     "ReqNodeNotAvail": "requests nodes that are down, drained or reserved",
     "BadConstraints": "requests nodes that do not exist, or excludes too many nodes: "
     "scontrol update jobid={job} ExcNodeList=",
@@ -206,6 +208,8 @@ def _component(fields: Fields) -> str:
 
 
 def _why(job_id: str, state: str, leader: Fields) -> str:
+    if state == "SUSPENDED":
+        return f"Slurm has suspended the job; whoever did so lets it go on (scontrol resume {job_id})"
     if state != "PENDING" and state != "REQUEUE_HOLD":
         return ""
     reason = leader.get("Reason", "").replace("_", " ").removeprefix("None")

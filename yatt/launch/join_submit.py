@@ -4,16 +4,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from yatt.adapters.ledger import run_is_finished
+from yatt.adapters.ledger import STARTED, newest_attempt, record, run_is_finished
 from yatt.config.check import num_trainer_nodes
 from yatt.config.site import with_settings
 from yatt.errors import EXIT_FINISHED, ConfigError
 from yatt.launch.executor import HetJob
 from yatt.launch.folder import open_existing
 from yatt.launch.jobcall import join_job
-from yatt.launch.join import guests_part
+from yatt.launch.join import IDLE_S, guests_part
 from yatt.launch.plan import effective, read_plan
 from yatt.launch.submit import executor_for, outside_of_jobs
+from yatt.paths import RunPaths
 
 
 def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: bool) -> int:
@@ -38,6 +39,11 @@ def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: b
     most = config.launch.nodes - num_trainer_nodes(config)
     if not 1 <= nodes <= most:
         raise ConfigError(f"--nodes {nodes}: write 1 to {most}; the run has {most} engine nodes.")
+    if not _has_lost_place(paths, range(num_trainer_nodes(config), config.launch.nodes)):
+        sys.stderr.write(
+            f"yatt: note: {paths.root} has lost no engine node now: the job's nodes idle until it does, at "
+            f"most {IDLE_S / 60:g} minutes.\n"
+        )
     names = {"job_name": f"yatt-join-{paths.root.name}", "comment": f"joins {paths.root}"}
     executor = executor_for(paths, site, "join", [part], requeue=False, **names)
     if dry_run:
@@ -50,3 +56,10 @@ def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: b
         f"{paths.root} has lost. It ends with the run; `scancel {job.job_id}` ends it before.\n"
     )
     return EXIT_FINISHED
+
+
+def _has_lost_place(paths: RunPaths, engine_nodes: range) -> bool:
+    """Whether a node of the newest attempt is absent, or was declared lost."""
+    attempt = newest_attempt(paths)
+    absent = record(paths, attempt, STARTED).get("absent", []) if attempt else []
+    return bool(absent) or any(paths.lost(attempt, node).exists() for node in engine_nodes)

@@ -6,7 +6,7 @@ from typing import Any
 from yatt import clock
 from yatt.adapters.ledger import STARTED, Attempt, inputs_of, newest_attempt, record
 from yatt.adapters.run_config import changes_of, load_run
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.slurm import PERSON_S, Slurm
 from yatt.core.limiting import Limit, limit_of
 from yatt.launch.jobs import JobView, job_view, present, state_in_words
 from yatt.obs.account import Account, AccountFold
@@ -32,7 +32,7 @@ class Summary:
         view = RunView(paths, config.trainer.total_iterations)
         view.also = account_fold.take
         view.refresh()
-        self.job: JobView = job_view(paths, Slurm())
+        self.job: JobView = job_view(paths, Slurm(limit_s=PERSON_S))
         fields: dict[str, Any] = view.summary()
         state, why = state_in_words(paths, fields["state"], self.job)
         fields |= {"state": state, "why": why, "attempt": newest_attempt(paths)}

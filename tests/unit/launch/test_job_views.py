@@ -73,3 +73,20 @@ def test_a_finished_run_is_finished_whatever_its_last_job_was(tmp_path: Path) ->
 def test_a_job_that_waits_has_not_ended(tmp_path: Path) -> None:
     assert JobView(job_id="8", state="PENDING").is_alive
     assert shown(run_of(tmp_path, "7"), "8", "PENDING")[0] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        ("SUSPENDED", "None", "Slurm has suspended the job"),
+        (
+            "PENDING",
+            "ReqNodeNotAvail,_Reserved_for_maintenance",
+            "a smaller time_limit_min may start before it",
+        ),
+        ("PENDING", "ReqNodeNotAvail", "down, drained or reserved"),
+    ],
+)
+def test_why_a_job_waits(tmp_path: Path, state: str, reason: str, says: str) -> None:
+    view = view_of(run_of(tmp_path, "7"), "8", [{"JobState": state, "Reason": reason}])
+    assert says in view.why

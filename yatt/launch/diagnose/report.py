@@ -65,6 +65,8 @@ def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) 
         return found  # without commands nothing else can be queried
     if config is None or partitions is None:
         cure = "Run this on a machine of the cluster, check SLURM_CONF, or try again later."
+        if clusters := os.environ.get("SLURM_CLUSTERS"):
+            cure = f"Unset SLURM_CLUSTERS ('{clusters}'): a run is submitted to the cluster of its machine."
         return [*found, fail("slurm", "the controller does not answer.", cure)]
     components = [demand.component for demand in demands] or list(COMPONENTS)
     found += settings_findings(snapshot, config, site)
