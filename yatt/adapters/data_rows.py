@@ -166,6 +166,8 @@ def row_of(raw: dict[str, Any], place: str, data: DataSection) -> Row:
     if is_deeper(raw, MAX_DEPTH):
         raise ConfigError(f"{place} is nested too deeply, more than {MAX_DEPTH} levels.")
     prompt = _descend(raw, data.prompt_key)
+    if isinstance(prompt, list):
+        prompt = without_nulls(prompt)
     if not (isinstance(prompt, str) or _is_chat(prompt)) or not prompt:
         what = "has no" if prompt in (None, "", []) else "has an unreadable"
         raise ConfigError(
@@ -186,6 +188,14 @@ def row_of(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         raw=raw,
         media=media_of(_descend(raw, data.media_key), place) if data.media_key else (),
     )
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns messages without keys whose value is null: parquet has every key in every message, and a chat
+    template that looks whether a key is there would take them for given."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _refuse_surrogates(text: str, name: str, place: str) -> None:

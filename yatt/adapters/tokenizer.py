@@ -59,6 +59,7 @@ class Tokenizer:
         self._plain = _load_fast(self._folder)
         self._plain.encode_special_tokens = True  # special tokens in text are ordinary text
         self._special = _special_pattern(self._fast)
+        self._added = _added_before(self._fast)
         self._template: Template | None = None
         self._config = _read_json(self._folder / "tokenizer_config.json")
         if fault := tokenizer_fault(self._config):
@@ -68,8 +69,9 @@ class Tokenizer:
         """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of trusted text, with special tokens that the tokenizer adds (for example BOS)."""
-        return list(self._fast.encode(text, add_special_tokens=True).ids)
+        """Returns the ids of trusted text, with special tokens that the tokenizer adds (for example BOS). A
+        text that begins with them gets none."""
+        return self._once(list(self._fast.encode(text, add_special_tokens=True).ids))
 
     def encode_rendered(self, text: str) -> list[int]:
         """Returns the ids of trusted text from `render_chat`, which contains its special tokens already."""
@@ -83,13 +85,15 @@ class Tokenizer:
         whole text.
 
         Args:
-            adds_special: whether to add the tokenizer's own special tokens (for example BOS).
+            adds_special: whether to add the tokenizer's own special tokens (for example BOS). A text whose
+                trusted part begins with them gets none.
         """
         text = "".join(part.text for part in parts)
         matches = list(self._special.finditer(text)) if self._special else []
         meant = [match for match in matches if _is_trusted(match, parts)]
         if len(meant) == len(matches):
-            return list(self._fast.encode(text, add_special_tokens=adds_special).ids)
+            ids = list(self._fast.encode(text, add_special_tokens=adds_special).ids)
+            return self._once(ids) if adds_special else ids
         ids = list(self._fast.encode("", add_special_tokens=True).ids) if adds_special else []
         at = 0
         for match in meant:
@@ -97,7 +101,13 @@ class Tokenizer:
             token: Any = self._fast.token_to_id(match[0])
             ids.append(int(token))
             at = match.end()
-        return ids + list(self._plain.encode(text[at:], add_special_tokens=False).ids)
+        ids += self._plain.encode(text[at:], add_special_tokens=False).ids
+        return self._once(ids) if adds_special else ids
+
+    def _once(self, ids: list[int]) -> list[int]:
+        """Takes out what was added before a text that begins with it, as a rendered prompt does."""
+        size = len(self._added)
+        return ids[size:] if size and ids[size : 2 * size] == self._added else ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of untrusted text that continues other text."""
@@ -150,6 +160,18 @@ class Tokenizer:
         if "".join(part.text for part in parts) != rendered and not self._spells_special(hidden.values()):
             return self.encode_rendered(rendered)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
+
+    def end_of_turn(self) -> tuple[str, int] | None:
+        """Returns the control token that follows an assistant's message in the chat template, and its id.
+        None if there is none."""
+        mark = _mark()
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}]
+        text = self.render_chat(messages, add_generation_prompt=False).rpartition(mark)[2].lstrip()
+        match = self._special.match(text) if self._special else None
+        if match is None:
+            return None
+        number: Any = self._fast.token_to_id(match[0])
+        return match[0], int(number)
 
     def check_vocabulary(self) -> None:
         """Checks that no two tokens have one id, as in a damaged file.
@@ -207,6 +229,14 @@ class Tokenizer:
         except Exception as error:  # a template is a program, which can raise anything
             what = str(error) if isinstance(error, TemplateError) else words_of(error)
             raise ConfigError(f"the chat template of {self._folder} refuses a prompt: {what}") from error
+
+
+def _added_before(fast: tokenizers.Tokenizer) -> list[int]:
+    """Returns the ids that the tokenizer adds before a text."""
+    plain = list(fast.encode("a", add_special_tokens=False).ids)
+    ids = list(fast.encode("a", add_special_tokens=True).ids)
+    starts = (at for at in range(len(ids) - len(plain) + 1) if ids[at : at + len(plain)] == plain)
+    return ids[: next(starts, 0)] if plain else []
 
 
 def eos_ids(folder: str) -> tuple[int, ...]:

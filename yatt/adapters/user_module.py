@@ -1,7 +1,11 @@
 """Imports Python files that a config names: reward functions, environments, algorithms, model families."""
 
+import contextlib
+import hashlib
 import importlib.util
+import os
 import sys
+import tempfile
 import traceback
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -15,6 +19,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from yatt.adapters.local_folder import private
 from yatt.errors import ConfigError, words_of
 
 
@@ -60,6 +65,27 @@ def _import_from_source(folder: Path) -> None:
         del sys.path_importer_cache[known]
 
 
+def _name_of(path: Path) -> str:
+    """Returns the module's name: files in several folders may be called the same."""
+    return f"yatt_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _let_children_find(name: str, path: Path) -> None:
+    """Lets a process that `multiprocessing` spawns import the module: functions are pickled by its
+    name, and the process has this one's path. The folder stays: this process may be killed."""
+    text = (
+        "from pathlib import Path\n\nfrom yatt.adapters.user_module import load_module\n\n"
+        f"load_module(Path({str(path)!r}), 'rewards')\n"
+    )
+    with contextlib.suppress(OSError):  # without it, only such processes fail
+        folder = private(Path(tempfile.gettempdir()), f"yatt-modules-{os.getuid()}")
+        new = folder / f"{name}.{os.getpid()}"
+        new.write_text(text)
+        new.replace(folder / f"{name}.py")
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
 def load_module(path: Path, key: str) -> ModuleType:
     """Imports a user's file. Files beside it can be imported by it.
 
@@ -71,12 +97,13 @@ def load_module(path: Path, key: str) -> ModuleType:
     """
     if not path.is_file():
         raise ConfigError(f"{key}: no file {path}; write the path of a Python file.")
-    spec = importlib.util.spec_from_file_location(f"yatt_user_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(_name_of(path), path)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise ConfigError(f"{key}: {path} is not a Python file.")
     spec.loader = _FromSource(spec.name, str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    _let_children_find(spec.name, path)
     _import_from_source(path.parent.absolute())
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # a file beside it can be imported

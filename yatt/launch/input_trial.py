@@ -212,6 +212,23 @@ def _policy_tokenizer(config: RunConfig, stages: Stages) -> Tokenizer | None:
     return tokenizer
 
 
+def _turn_notes(config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) -> Iterator[str]:
+    """Tells a template whose turns end with a token that ends no completion."""
+    if tokenizer is None or not tokenizer.has_chat_template or not config.data.apply_chat_template:
+        return
+    with stages.doing(f"reading the chat template of {config.model.path}", TEMPLATE_S, TEMPLATE_BYTES):
+        try:
+            found = tokenizer.end_of_turn()
+        except ConfigError:  # it does not take such messages; the rows' own are checked
+            return
+    if found is not None and found[1] not in tokenizer.eos_ids and not config.rollout.ignore_eos:
+        yield (
+            f"model.path: the chat template ends a turn with '{found[0]}' (token {found[1]}), which ends no "
+            f"completion: they run on to rollout.max_response_tokens. Add {found[1]} to eos_token_id in "
+            f"generation_config.json of {config.model.path}."
+        )
+
+
 def check_text(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]:
     """Checks the files of a config that is given as text; returns mistakes and notes."""
     config = parse_resolved(text)
@@ -220,6 +237,7 @@ def check_text(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]
     tokenizer = None
     try:
         tokenizer = _policy_tokenizer(config, stages)
+        notes += _turn_notes(config, tokenizer, stages)
     except ConfigError as error:
         faults.append(error)
     for what, check in _parts(config, tokenizer, stages):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from yatt.adapters.data_rows import without_nulls
 from yatt.adapters.user_module import load_module
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError, DeadlineExceeded
@@ -331,7 +332,7 @@ def _trl_texts(sample: ScoredSample) -> tuple[Any, Any]:
     messages = sample.row.get("prompt")
     if not isinstance(messages, list):
         return sample.prompt, sample.completion
-    return messages, messages_of(sample.turns or (("assistant", sample.completion),))
+    return without_nulls(messages), messages_of(sample.turns or (("assistant", sample.completion),))
 
 
 def messages_of(turns: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:

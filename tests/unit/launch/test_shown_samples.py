@@ -1,14 +1,18 @@
 """`yatt check --samples N` shows what the policy and the judges get, token for token."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Fast
 
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.load import load
 from yatt.errors import ConfigError
+from yatt.launch.input_trial import check_inputs
 from yatt.launch.shown_samples import shown_samples
 
 
@@ -33,6 +37,25 @@ def test_prompts_questions_and_lengths(tmp_path: Path) -> None:
     assert question == f"{place}: question of {num_asked} tokens to genrms[j]:\n  | {asked}"
     assert lengths.startswith("lengths of the first 2 prompts, in tokens: p50")
     assert f"longest {len(ids)}; 0.0% are longer than data.max_prompt_tokens (32)" in lengths
+
+
+def test_a_turn_that_ends_with_a_token_that_ends_no_completion_is_told(tmp_path: Path, capsys) -> None:
+    """As in base models with a chat template: completions would run on to the length limit."""
+    config = load([run_of(tmp_path).write()], [])
+    fast = Fast.from_file(str(tmp_path / "policy" / "tokenizer.json"))
+    other = next(token for token in fast.get_added_tokens_decoder().values() if token.special).content
+    number = fast.token_to_id(other)
+    template = tmp_path / "policy" / "chat_template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}" + other + "{% endfor %}")
+    ends = tmp_path / "policy" / "generation_config.json"
+    for eos, is_told in ((number, False), (number + 1, True)):
+        ends.write_text(json.dumps({"eos_token_id": eos}))
+        for name in ("config.json", "tokenizer_config.json"):
+            file = tmp_path / "policy" / name
+            content = {k: v for k, v in json.loads(file.read_text()).items() if not k.startswith("eos_token")}
+            file.write_text(json.dumps(content))
+        check_inputs(replace(config, genrms=()))
+        assert (f"ends a turn with '{other}' (token {number})" in capsys.readouterr().err) == is_told
 
 
 def test_the_share_that_is_skipped(tmp_path: Path) -> None:
