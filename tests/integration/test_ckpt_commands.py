@@ -96,7 +96,7 @@ def test_verify_ends_with_1_if_anything_is_damaged(run, typed):
 
 def test_export_and_convert_write_the_same_folder(run, typed, tmp_path):
     code, out, err = typed("ckpt", "export", run.run_dir, 3, tmp_path / "hf")
-    assert (code, out, err) == (0, f"{tmp_path / 'hf'}: the weights of iteration 3\n", "")
+    assert (code, out, err) == (0, f"{tmp_path / 'hf'}: the weights of iteration 3, in float32\n", "")
     assert typed("convert", run.run_dir, tmp_path / "hf2")[0] == 0
     wanted = tensors_in(run.folder / "policy")
     for name in ("hf", "hf2"):

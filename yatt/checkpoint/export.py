@@ -36,34 +36,54 @@ class _Group:
     pieces: tuple[TensorPiece, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderForm:
+    """What a folder of weights is like.
+
+    Attributes:
+        dtype: of the weights, as `float32`; empty: of the model's own copy, which a run samples with.
+        file_bytes: most bytes of the tensors of a file.
+    """
+
+    dtype: str = ""
+    file_bytes: int = FILE_BYTES
+
+
 def export(
     checkpoints: Checkpoints, name: str, source: ModelFolder, target: Path, tick: Tick,
-    *, file_bytes: int = FILE_BYTES,
-) -> None:  # fmt: skip
+    form: "FolderForm | None" = None,
+) -> str:  # fmt: skip
     """Writes the checkpoint of this manifest as a folder that must not exist.
 
     Args:
         source: the policy's model, which gives config and tokenizer.
         tick: called with the bytes of pieces that were read.
+        form: None: the defaults.
+
+    Returns:
+        The dtype of the weights. A few parameters may have another, as in the model's own folder.
 
     Raises:
         CheckpointError: the checkpoint is damaged or incomplete.
         ConfigError: it is of another model, or the target exists.
     """
     manifest = checkpoints.read(name)
-    kinds, model = _kinds(manifest, source), source.model
+    form = form or FolderForm()
+    kinds, model = _kinds(manifest, source, form.dtype), source.model
     rows = {f"{kinds[row.name][0]}.{row.name}": row for row in model.rows}
     dtypes = {row.name: SAFETENSORS_NAMES[kinds[row.name][1]] for row in model.rows}
     if damages := [d for d in incomplete(manifest, name) if d.reason.partition(" ")[0] in rows]:
         raise CheckpointError(str(damages[0]))
+    free = [kinds[row.name][1] for row in model.rows if not row.is_fixed]
+    written = max(set(free), key=free.count)
     tensors = [
         FolderTensor(name=hf_name, dtype=dtypes[row.name], shape=shape)
         for row in model.rows
         for hf_name, shape in hf_shapes(row).items()
     ]
     with whole_folder(target) as folder:
-        copy_side_files(source.path, folder)
-        writer = FolderWriter(folder, tensors, file_bytes)
+        copy_side_files(source.path, folder, written)
+        writer = FolderWriter(folder, tensors, form.file_bytes)
         try:
             spans = {key: row_spans(row) for key, row in rows.items()}
             work = partial(_copy, checkpoints.store, writer, spans)
@@ -71,6 +91,7 @@ def export(
             writer.finish()
         finally:
             writer.close()
+    return written
 
 
 def weight_bytes(manifest: Manifest) -> int:
@@ -82,17 +103,23 @@ def weight_bytes(manifest: Manifest) -> int:
     return sizes["model"] or sizes["main"]
 
 
-def _kinds(manifest: Manifest, source: ModelFolder) -> dict[str, tuple[str, str]]:
+def _kinds(manifest: Manifest, source: ModelFolder, dtype: str) -> dict[str, tuple[str, str]]:
     """Maps each parameter to the kind of weights that is taken, and to its dtype.
 
     Raises:
-        ConfigError: the checkpoint is of another model.
+        ConfigError: the checkpoint is of another model, or has no weights of that dtype.
     """
     saved = {piece.key: piece for file in manifest.files for piece in file.tensors}
     found = {}
     for row in source.model.rows:
-        kinds = reversed(KINDS) if row.is_fixed else KINDS
-        kind = next((kind for kind in kinds if f"{kind}.{row.name}" in saved), None)
+        kinds = tuple(reversed(KINDS)) if row.is_fixed else KINDS
+        there = [kind for kind in kinds if f"{kind}.{row.name}" in saved]
+        kind = next(iter(there), None)
+        if dtype and there and not row.is_fixed:
+            kind = next((each for each in there if saved[f"{each}.{row.name}"].dtype == dtype), None)
+            if kind is None:
+                has = " and ".join(dict.fromkeys(saved[f"{each}.{row.name}"].dtype for each in there))
+                raise ConfigError(f"--dtype {dtype}: the checkpoint has {row.name} in {has} only.")
         if kind is None:
             raise ConfigError(
                 f"{source.path} is not this checkpoint's model: the checkpoint has no {row.name}."

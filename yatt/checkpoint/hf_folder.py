@@ -30,6 +30,9 @@ from yatt.plain_files import read_plain
 MOST_SIDE_BYTES = 1 << 29
 """Of a file beside the weights; the largest are tokenizers, of some 40 MB."""
 
+TEMPLATES, MOST_TEMPLATES = "additional_chat_templates", 64
+"""Folder of a model's further chat templates, and how many of them are copied."""
+
 FILE_BYTES = 4 << 30
 """Most bytes of the tensors of a file, if no single tensor has more."""
 
@@ -136,16 +139,31 @@ def check_target(target: Path) -> None:
         raise ConfigError(f"{target} exists already and is not an empty folder; write another name.")
 
 
-def copy_side_files(source: Path, folder: Path) -> None:
-    """Copies config and tokenizer from one Hugging Face folder to another.
+def copy_side_files(source: Path, folder: Path, dtype: str) -> None:
+    """Copies config, tokenizer, chat templates and processor from one Hugging Face folder to another.
+
+    Args:
+        dtype: of the weights in `folder`, as `bfloat16`.
 
     Raises:
         ConfigError: one is no regular file, is too large, or cannot be read.
     """
-    for name in SIDE_FILES:
+    named = patiently(partial(_named_templates, source))
+    if named:
+        patiently(partial((folder / TEMPLATES).mkdir, exist_ok=True))
+    for name in (*SIDE_FILES, *(f"{TEMPLATES}/{each}" for each in named)):
         data = patiently(partial(read_plain, source / name, MOST_SIDE_BYTES))
         if data is not None:
-            _write(folder / name, exported_config(data) if name == CONFIG else data)
+            _write(folder / name, exported_config(data, dtype) if name == CONFIG else data)
+
+
+def _named_templates(source: Path) -> list[str]:
+    """Returns the files of a model's further chat templates."""
+    try:
+        names = sorted(os.listdir(source / TEMPLATES))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [name for name in names if name.endswith(".jinja")][:MOST_TEMPLATES]
 
 
 def _appear(folder: Path, target: Path) -> None:

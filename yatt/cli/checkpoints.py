@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.checkpoint.copying import copy
-from yatt.checkpoint.export import export, weight_bytes
+from yatt.checkpoint.export import FolderForm, export, weight_bytes
 from yatt.checkpoint.from_hf import check_new_store, checkpoint_bytes, to_checkpoint
 from yatt.checkpoint.hf_folder import check_target
 from yatt.checkpoint.inventory import StoredCheckpoint, inventory
@@ -44,6 +44,9 @@ from yatt.printable import printable
 
 MOST_SHOWN = 100
 """Damaged places of a checkpoint that are printed for people."""
+
+MAIN = "float32"
+"""dtype of the main copies in a checkpoint."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -122,18 +125,27 @@ def _print_verified(found: Verified) -> None:
 
 
 def export_checkpoint(
-    source: Source, iteration: int, target: Path, model: Path | None, family: Path | None
+    source: Source, iteration: int, target: Path, model: Path | None, family: Path | None, dtype: str
 ) -> int:
-    """Writes a checkpoint's weights as a Hugging Face folder."""
+    """Writes a checkpoint's weights as a Hugging Face folder.
+
+    Args:
+        dtype: of the weights; empty: of the model's own copy.
+    """
     check_target(target)
     name = chosen(source, iteration)
     folder = model_folder(source, model, family)
-    progress = ByteProgress("export", weight_bytes(manifest_of(source, name)))
+    manifest = manifest_of(source, name)
+    progress = ByteProgress("export", weight_bytes(manifest))
     try:
-        export(source.checkpoints, name, folder, target, progress.tick)
+        written = export(source.checkpoints, name, folder, target, progress.tick, FolderForm(dtype=dtype))
     finally:
         progress.clear()
-    _print(f"{target}: the weights of iteration {named_commit(name).iteration}")
+    has_more = written != MAIN and any(
+        piece.key.startswith("main.") for file in manifest.files for piece in file.tensors
+    )
+    more = f" (the checkpoint has {MAIN} copies too: --dtype {MAIN})" if has_more else ""
+    _print(f"{target}: the weights of iteration {named_commit(name).iteration}, in {written}{more}")
     return EXIT_FINISHED
 
 

@@ -28,6 +28,7 @@ def add_ckpt(commands: "Parsers") -> None:
     _add_iteration(exporting, "newest whole one")
     exporting.add_argument("folder", type=Path, help="new folder")
     _add_model(exporting)
+    _add_dtype(exporting)
     exporting.set_defaults(action=_export)
     pruning = parts.add_parser("prune", help="delete checkpoints by the rules of checkpoint.keep...")
     pruning.add_argument("run", type=Path, help="run folder")
@@ -60,6 +61,7 @@ def add_convert(commands: "Parsers") -> None:
     convert.add_argument("--run-id", default="", help="owner of the new store (default: a random id)")
     _add_option(convert)
     _add_model(convert)
+    _add_dtype(convert)
     convert.set_defaults(action=_convert)
 
 
@@ -90,6 +92,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_dtype(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="",
+        help="dtype of the weights (default: that of the model's own copy)",
+    )  # fmt: skip
+
+
 def _list(arguments: argparse.Namespace) -> int:
     from yatt.cli.checkpoints import list_checkpoints, open_source
 
@@ -108,7 +117,9 @@ def _export(arguments: argparse.Namespace) -> int:
     from yatt.cli.checkpoints import export_checkpoint, open_source
 
     source = open_source(arguments.run, is_store=arguments.store, options=arguments.option)
-    return export_checkpoint(source, arguments.iteration, arguments.folder, arguments.model, arguments.family)
+    return export_checkpoint(
+        source, arguments.iteration, arguments.folder, arguments.model, arguments.family, arguments.dtype
+    )
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -139,4 +150,6 @@ def _convert(arguments: argparse.Namespace) -> int:
             arguments.option,
         )  # fmt: skip
     source = source_of(arguments.source, arguments.option)
-    return export_checkpoint(source, arguments.iteration, arguments.folder, arguments.model, arguments.family)
+    return export_checkpoint(
+        source, arguments.iteration, arguments.folder, arguments.model, arguments.family, arguments.dtype
+    )

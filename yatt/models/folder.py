@@ -17,8 +17,11 @@ SIDE_FILES = (
     "merges.txt",
     "added_tokens.json",
     "tokenizer.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
-"""Config and tokenizer; an exported policy has copies of those that its model's folder has."""
+"""Config, tokenizer and processor; an exported policy has copies of those that its model's folder has."""
 
 INDEX = "model.safetensors.index.json"
 """Maps tensors to files."""

@@ -68,11 +68,21 @@ def without_scales(
     return {name: shape for name, shape in shapes.items() if name not in scales}
 
 
-def exported_config(data: bytes) -> bytes:
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Keys of config.json for the dtype of the weights; the second is older, and read by all versions."""
+
+
+def exported_config(data: bytes, dtype: str) -> bytes:
     """config.json of a trained policy, from its first model's: not quantised, without layers that predict
-    further tokens. Unchanged if that was so already."""
+    further tokens, with the dtype of the weights. Unchanged if that was so already.
+
+    Args:
+        dtype: as `bfloat16`.
+    """
     values = json.loads(data)
     kept = {key: value for key, value in values.items() if key != KEY}
+    for key in [key for key in DTYPE_KEYS if key in kept] or DTYPE_KEYS[1:]:
+        kept[key] = dtype
     if kept.get("num_nextn_predict_layers"):
         kept["num_nextn_predict_layers"] = 0
     return data if kept == values else json.dumps(kept, indent=2).encode()

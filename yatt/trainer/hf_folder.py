@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from yatt.adapters.patience import LIMIT_S, patiently
-from yatt.models.folder import CONFIG, SIDE_FILES
-from yatt.models.quantized import exported_config
 from yatt.trainer.model import Policy
 from yatt.trainer.passes import Tick
 from yatt.weights.convert import export_weights, write_index
@@ -41,18 +38,6 @@ def export_hf(policy: Policy, folder: Path, tick: Tick, *, writes: bool) -> None
         tick()
     if writes:
         patiently(partial(write_index, folder, file_of, total))
-
-
-def copy_side_files(source: Path, folder: Path) -> None:
-    """Copies tokenizer and config, as a trained policy has it, from one Hugging Face folder to another."""
-    for name in SIDE_FILES:
-        if (source / name).is_file():
-            copy = _copy_config if name == CONFIG else shutil.copyfile
-            patiently(partial(copy, source / name, folder / name))
-
-
-def _copy_config(source: Path, target: Path) -> None:
-    target.write_bytes(exported_config(source.read_bytes()))
 
 
 def _save_bucket(bucket: dict[str, Tensor], path: Path) -> None:

@@ -18,6 +18,7 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from yatt.checkpoint.hf_folder import copy_side_files
 from yatt.collectives.group import collective_backend
 from yatt.config.schema import (
     DataSection,
@@ -31,7 +32,7 @@ from yatt.config.schema import (
 from yatt.models.model import model_of, read_model
 from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.device import prepare_process
-from yatt.trainer.hf_folder import copy_side_files, export_hf
+from yatt.trainer.hf_folder import export_hf
 from yatt.trainer.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
 from yatt.trainer.sft_rows import Example
@@ -122,7 +123,7 @@ def train_sft(
         mpu.destroy_model_parallel()
         dist.destroy_process_group()
     if is_folder:
-        copy_side_files(Path(start), folder)
+        copy_side_files(Path(start), folder, config.model.dtype)
     else:
         start.save_pretrained(folder)
     return result

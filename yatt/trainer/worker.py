@@ -17,6 +17,7 @@ from torch import nn
 from yatt.adapters.host_segment import plan_path
 from yatt.adapters.model_family import model_of_run
 from yatt.adapters.patience import patiently
+from yatt.checkpoint.hf_folder import copy_side_files
 from yatt.checkpoint.local_first import Ranges
 from yatt.checkpoint.manifest_format import Manifest
 from yatt.checkpoint.store import Store
@@ -24,7 +25,7 @@ from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
 from yatt.records import cluster as c, message as m
 from yatt.trainer.algorithm import algorithm_of
-from yatt.trainer.hf_folder import copy_side_files, export_hf
+from yatt.trainer.hf_folder import export_hf
 from yatt.trainer.host_copy import AREAS, STATE, HostCopy, host_copy_of
 from yatt.trainer.layout import check_layout
 from yatt.trainer.model import Policy, build_policy, build_reference
@@ -208,5 +209,6 @@ class TrainerRank:
         is_writer = dist.get_rank() == 0
         export_hf(self._policy, Path(order.folder), self._tick, writes=is_writer)
         if is_writer:
-            copy_side_files(Path(self._config.model.path), Path(order.folder))
+            model = self._config.model
+            copy_side_files(Path(model.path), Path(order.folder), model.dtype)
         return m.Done()

@@ -1,6 +1,8 @@
 """A checkpoint as a Hugging Face folder and back: the same bits, for every family and layout."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from tests.integration.trainer.conftest import make_model
 from tests.runs import HANG_S
 from tests.saved_weights import cut_dim, save, tensors_in
 from yatt.checkpoint import export as export_module, from_hf
-from yatt.checkpoint.export import export, weight_bytes
+from yatt.checkpoint.export import FolderForm, export, weight_bytes
 from yatt.checkpoint.from_hf import to_checkpoint
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore, open_store
@@ -74,7 +76,7 @@ def test_in_bfloat16_the_models_own_weights_are_taken_and_transformers_reads_the
 
     checkpoints = saved(FolderStore(tmp_path / "store"), qwen3, tp=2, dp=2, dtype=torch.bfloat16)
     seen: list[int] = []
-    export(checkpoints, NAME, opened(qwen3), tmp_path / "hf", seen.append, file_bytes=20_000)
+    export(checkpoints, NAME, opened(qwen3), tmp_path / "hf", seen.append, FolderForm(file_bytes=20_000))
     files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
     assert len(files) > 3
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -82,7 +84,8 @@ def test_in_bfloat16_the_models_own_weights_are_taken_and_transformers_reads_the
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
     for name, tensor in tensors_in(qwen3).items():
         assert torch.equal(model.state_dict()[name], tensor.bfloat16()), name
-    assert (tmp_path / "hf" / "config.json").read_bytes() == (qwen3 / "config.json").read_bytes()
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config == json.loads((qwen3 / "config.json").read_text()) | {"dtype": "bfloat16"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -209,6 +212,32 @@ def test_a_folder_becomes_a_checkpoint_with_the_same_weights(tmp_path, folders, 
     export(Checkpoints(mains, 0), name, opened(source), tmp_path / "mains", lambda _: None)
     exact = tensors_in(tmp_path / "mains")
     assert all(torch.equal(exact[n], tensor.float()) for n, tensor in tensors.items())
+    form = FolderForm(dtype="float32")
+    export(Checkpoints(store, 0), name, opened(source), tmp_path / "exact", lambda _: None, form)
+    again = tensors_in(tmp_path / "exact")
+    assert all(torch.equal(again[n], tensor.float()) for n, tensor in tensors.items())
+    for folder, written in (("hf", "bfloat16"), ("mains", "float32"), ("exact", "float32")):
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {written}
+    with pytest.raises(ConfigError, match=r"--dtype bfloat16: the checkpoint has \S+ in float32 only"):
+        form = FolderForm(dtype="bfloat16")
+        export(Checkpoints(mains, 0), name, opened(source), tmp_path / "none", lambda _: None, form)
+    assert not (tmp_path / "none").exists()
+
+
+def test_named_templates_and_the_processor_come_along(tmp_path, qwen3):
+    source = tmp_path / "policy"
+    shutil.copytree(qwen3, source)
+    (source / "preprocessor_config.json").write_text('{"size": 1}')
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    (source / "additional_chat_templates" / "other.txt").write_text("no template")
+    checkpoints = saved(FolderStore(tmp_path / "store"), source)
+    exported(checkpoints, source, tmp_path / "hf")
+    assert (tmp_path / "hf" / "preprocessor_config.json").read_text() == '{"size": 1}'
+    assert [file.name for file in (tmp_path / "hf" / "additional_chat_templates").iterdir()] == [
+        "tools.jinja"
+    ]
 
 
 def only_kind(store, manifest, kind):

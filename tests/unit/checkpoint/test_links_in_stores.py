@@ -103,4 +103,4 @@ def test_files_beside_a_models_weights_are_neither_waited_for_nor_endless(tmp_pa
         path.touch()
         os.truncate(path, 1 << 40)
     with pytest.raises(ConfigError, match=r"tokenizer.json (cannot be read: is not a regular|has more than)"):
-        copy_side_files(tmp_path / "from", tmp_path / "to")
+        copy_side_files(tmp_path / "from", tmp_path / "to", "float32")

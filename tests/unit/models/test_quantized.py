@@ -75,7 +75,9 @@ def test_a_trained_policy_is_not_quantised_and_predicts_one_token() -> None:
         "quantization_config": RELEASED,
         "x": [1],
     }
-    exported = json.loads(exported_config(json.dumps(values).encode()))
-    assert exported == {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0, "x": [1]}
-    unchanged = b'{"model_type":  "qwen3"}'
-    assert exported_config(unchanged) is unchanged
+    exported = json.loads(exported_config(json.dumps(values).encode(), "bfloat16"))
+    plain = {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0, "x": [1]}
+    assert exported == {**plain, "torch_dtype": "bfloat16"}
+    unchanged = b'{"model_type":  "qwen3", "dtype": "float32"}'
+    assert exported_config(unchanged, "float32") is unchanged
+    assert json.loads(exported_config(unchanged, "bfloat16"))["dtype"] == "bfloat16"

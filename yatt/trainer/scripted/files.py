@@ -81,7 +81,7 @@ def write_folder(
             writer.finish()
         finally:
             writer.close()
-        copy_side_files(Path(section.path), made)
+        copy_side_files(Path(section.path), made, dtype)
         for path in made.iterdir():
             os.replace(path, folder / path.name)
     finally:
