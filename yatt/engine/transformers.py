@@ -34,6 +34,9 @@ from yatt.models.quantized import KEY
 from yatt.records import message as m
 from yatt.weights.published import PublishedWeights
 
+TOKENS_PER_CHARACTER = 4
+"""Tokens of a completion's end in which a stop text is looked for, by its characters."""
+
 
 @dataclass(slots=True)
 class _Request:
@@ -240,7 +243,9 @@ class TransformersEngine:
     def _has_stop_text(self, request: _Request) -> bool:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._options.model)
-        text = self._tokenizer.decode(request.token_ids)
+        # Looked for after each token, so its end is that of the text. Some tokens say nothing.
+        most = TOKENS_PER_CHARACTER * max(map(len, request.sample.stop))
+        text = self._tokenizer.decode(request.token_ids[-most:])
         return any(word in text for word in request.sample.stop)
 
     def _completed(self, request: _Request, reason: str) -> m.Completed:

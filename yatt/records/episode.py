@@ -40,6 +40,18 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         """Number of tokens."""
         return len(self.token_ids) // 4
 
+    def shorter(self, num_tokens: int) -> "Turn":
+        """This turn with its first `num_tokens` tokens only."""
+        spans = tuple(
+            (version, first, min(end, num_tokens))
+            for version, first, end in self.policy_versions
+            if first < num_tokens
+        )
+        return msgspec.structs.replace(
+            self, token_ids=self.token_ids[: 4 * num_tokens], logprobs=self.logprobs[: 4 * num_tokens],
+            policy_versions=spans,
+        )  # fmt: skip
+
     def longer(self, ids: bytes, logprobs: bytes, policy_version: int) -> "Turn":
         """This turn with more tokens, which `policy_version` sampled."""
         if not ids:

@@ -164,3 +164,31 @@ def test_a_failure_of_machines_is_not_the_users(tmp_path: Path, deterministic: b
         return
     sample = asyncio.run(bench.extend())
     assert sample.failed and not sample.is_users_failure
+
+
+def test_a_stop_text_across_a_pause_ends_the_completion_where_an_engine_would(tmp_path: Path) -> None:
+    """One part was sampled before the pause: no engine sees the whole of it."""
+    bench = Bench(tmp_path, rollout={"stop": ["+6"]})
+    plus, six, four = (bench.tokenizer.encode_plain(each)[0] for each in ("+", "6", "4"))
+    parts = iter([([four, plus], "abort"), ([six, four, four], "length")])
+
+    def part(_: str, sample: m.Sample) -> m.Completed:
+        ids, reason = next(parts)
+        return msgspec.structs.replace(completion(sample, ids, version=3), finish_reason=reason)
+
+    bench.engines.answer = part
+    subject = bench.subject()
+
+    async def both() -> SampleState:
+        await bench.local.add("engine.1", ROLLOUT, bench.node.slabs[0], 3)
+        await bench.episodes.extend(subject, lambda: True)
+        assert not subject.sample.is_turn_over
+        await bench.episodes.extend(subject, lambda: False)
+        await bench.episodes.extend(subject, lambda: len(bench.prompts()) < 2)
+        return subject.sample
+
+    sample = asyncio.run(asyncio.wait_for(both(), HANG_S))
+    (turn, *_) = sample.turns
+    assert m.unpack_ids(turn.token_ids) == [four, plus, six]
+    assert (turn.finish_reason, len(turn.logprobs) // 4) == ("stop", 3)
+    assert turn.policy_versions[-1][-1] == 3

@@ -7,6 +7,8 @@ at each call, so an interrupted episode continues on any process and after any r
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.gpus.engines import ABORTED
@@ -18,6 +20,7 @@ from yatt.control.rollouts.subject import Subject
 from yatt.core.lengths import key_of
 from yatt.core.placement import ROLLOUT
 from yatt.core.prompts import sample_seed
+from yatt.core.stop_text import stop_across
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.message import pack_ids, unpack_ids
@@ -117,8 +120,12 @@ class Episodes:
         if completed.finish_reason == "error":  # refused: the engine cannot run it
             sample.fail(f"{subject.place}: {completed.error}", is_users=True)
             return False
+        has_begun = bool(sample.turns) and sample.turns[-1].is_sampled and not sample.is_turn_over
+        num_before = sample.turns[-1].num_tokens if has_begun else 0
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
         subject.counters["rollout/tokens"] += len(completed.token_ids) // 4
+        if self._ends_across(sample, num_before):
+            completed = msgspec.structs.replace(completed, finish_reason="stop")
         if completed.finish_reason == m.MOVED:
             return True
         if completed.finish_reason == ABORTED:
@@ -129,6 +136,18 @@ class Episodes:
         is_last = not self._environment.path or sample.num_turns >= self._environment.max_turns
         if is_last or completed.finish_reason == TRUNCATED:
             sample.finish_reason = completed.finish_reason
+        return True
+
+    def _ends_across(self, sample: SampleState, num_before: int) -> bool:
+        """Ends the present turn at a stop text of which a part was sampled before this request."""
+        stops = self._section.stop
+        if not stops or not num_before or sample.turns[-1].num_tokens == num_before:
+            return False
+        ids = unpack_ids(sample.turns[-1].token_ids)
+        end = stop_across(ids, num_before, stops, self.tokenizer.decode)
+        if end is None:
+            return False
+        sample.cut_turn(end)
         return True
 
     def _request(self, subject: Subject) -> m.Sample:

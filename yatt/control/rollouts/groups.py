@@ -82,6 +82,10 @@ class SampleState(msgspec.Struct, kw_only=True):
         turn = self.turns[-1] if has_begun else Turn(b"", is_sampled=True)
         self.turns = [*self.turns[: len(self.turns) - has_begun], turn.longer(ids, logprobs, policy_version)]
 
+    def cut_turn(self, num_tokens: int) -> None:
+        """Drops the tokens of the policy's present turn after its first `num_tokens`."""
+        self.turns = [*self.turns[:-1], self.turns[-1].shorter(num_tokens)]
+
     def end_turn(self, finish_reason: str) -> None:
         """The policy has ended its present turn."""
         self.turns = [*self.turns[:-1], msgspec.structs.replace(self.turns[-1], finish_reason=finish_reason)]

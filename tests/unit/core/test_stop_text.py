@@ -1,0 +1,41 @@
+"""A stop text across a seam is found wherever it lies, and ends the turn where an engine would have."""
+
+from hypothesis import given, settings, strategies as st
+
+from yatt.core.stop_text import stop_across
+
+PIECES = ["a", "b", ".", "ab", ".b", "", "a.b"]
+"""What each token says; one of them nothing."""
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(PIECES[each] for each in ids)
+
+
+def by_hand(ids: list[int], num_before: int, stops: list[str]) -> int | None:
+    """The first token at whose end any stop text that begins before the seam and ends after it is whole."""
+    seam = len(decode(ids[:num_before]))
+    for end in range(num_before + 1, len(ids) + 1):
+        text = decode(ids[:end])
+        for stop in stops:
+            starts = range(max(0, seam - len(stop) + 1), seam)
+            if any(text.startswith(stop, at) for at in starts):
+                return end
+    return None
+
+
+@given(
+    ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=12),
+    num_before=st.integers(0, 12),
+    stops=st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+@settings(max_examples=500, deadline=None)
+def test_it_is_what_a_look_at_the_whole_text_finds(ids: list[int], num_before: int, stops: list[str]) -> None:
+    found = stop_across(ids, num_before, stops, decode)
+    wanted = by_hand(ids, num_before, stops) if 0 < num_before < len(ids) else None
+    assert found == wanted
+
+
+def test_a_stop_text_that_lies_on_one_side_is_the_engines() -> None:
+    assert stop_across([0, 1, 2, 0], 2, ["ab", ".a"], decode) is None
+    assert stop_across([0, 1, 2, 0], 2, ["b."], decode) == 3
