@@ -17,7 +17,7 @@ from pathlib import Path
 
 from yatt.config.schema import RunConfig
 from yatt.core.inputs import InputRules
-from yatt.plain_files import open_regular
+from yatt.plain_files import open_regular, read_json_object
 from yatt.records import inputs
 
 WHOLE_BYTES = 32 << 20
@@ -148,9 +148,7 @@ def _template(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _settings(folder: Path) -> dict[str, object]:
-    path = folder / _SETTINGS
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    return read_json_object(folder / _SETTINGS) or {}
 
 
 def _of_value(value: object) -> bytes:

@@ -58,7 +58,7 @@ class ChangedInputs:
     told: tuple[str, ...] = ()
 
 
-def changes(before: Digests, now: Digests, rules: InputRules) -> ChangedInputs:
+def changed_digests(before: Digests, now: Digests, rules: InputRules) -> ChangedInputs:
     """Compares the inputs that are known both times. Others came or went with a key of the config."""
     names = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
     return ChangedInputs(

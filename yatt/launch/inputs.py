@@ -55,13 +55,13 @@ def changed_inputs(
     Raises:
         ConfigError: it may not.
     """
-    found = inputs.changes(before, now, input_rules(config))
+    found = inputs.changed_digests(before, now, input_rules(config))
     if found.refused:
         raise ConfigError(inputs.refusal(found.refused, str(paths.root)))
     return found.told
 
 
-def check_inputs(config: RunConfig, paths: RunPaths, *, tells: bool) -> None:
+def check_inputs_of_resume(config: RunConfig, paths: RunPaths, *, tells: bool) -> None:
     """Refuses inputs that are others than before; tells the user of those that may be.
 
     Args:

@@ -7,7 +7,7 @@ from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_FINISHED
 from yatt.launch.changed import recorded, with_changes
 from yatt.launch.folder import open_existing
-from yatt.launch.inputs import check_inputs
+from yatt.launch.inputs import check_inputs_of_resume
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized
 from yatt.launch.preflight import preflight
@@ -44,7 +44,7 @@ def resume_submitted(
         return say_over(paths)
     config = new.config
     preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
-    check_inputs(config, paths, tells=True)
+    check_inputs_of_resume(config, paths, tells=True)
     plan = plan_job(config, site, resized)
     if dry_run:
         return show_job(config, plan, how.after)

@@ -15,7 +15,7 @@ from yatt.launch.data_files import with_made_data
 from yatt.launch.device import device_of
 from yatt.launch.folder import check_folder, open_existing, open_folder
 from yatt.launch.folder_wait import FolderWait
-from yatt.launch.inputs import check_inputs
+from yatt.launch.inputs import check_inputs_of_resume
 from yatt.launch.known import remember
 from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
@@ -62,7 +62,7 @@ def resume_run(
     config = effective(new.config, SiteConfig(), resized)
     preflight(config)
     if not new.is_over(paths):
-        check_inputs(config, paths, tells=False)
+        check_inputs_of_resume(config, paths, tells=False)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
     return _run(effective(recorded(folder, list(changes)), SiteConfig(), resized), paths)

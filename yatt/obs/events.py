@@ -81,7 +81,7 @@ FIELDS: dict[str, dict[str, type]] = {
 """Fields of an event that readers need, by kind."""
 
 
-def changed_inputs(event: Mapping[str, Any]) -> list[str]:
+def inputs_said_changed(event: Mapping[str, Any]) -> list[str]:
     """Returns what an event `attempt.resume` names: inputs that are others than in its checkpoint."""
     found = event.get("changed", ())
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from yatt.adapters.segments import SegmentTail
 from yatt.core.goodput import AttemptSpan
-from yatt.obs.events import as_event, changed_inputs
+from yatt.obs.events import as_event, inputs_said_changed
 from yatt.obs.spans import AttemptRecord, LeaderClock, SpanFold, attempt_spans, wall_s
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -156,7 +156,7 @@ class _Fold:
             "killed by SIGHUP",
         ):
             self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
-        elif kind == "attempt.resume" and (changed := changed_inputs(event)):
+        elif kind == "attempt.resume" and (changed := inputs_said_changed(event)):
             text = f"others than at iteration {event['iteration']}: {', '.join(changed)}"
             self.marks.append(Mark(at_s=at_s, slab="", text=text))
         elif kind == "attempt.end":

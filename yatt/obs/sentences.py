@@ -7,7 +7,7 @@ run. The fields that `yatt.obs.events.FIELDS` names are there.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from yatt.obs.events import changed_inputs
+from yatt.obs.events import inputs_said_changed
 from yatt.obs.slab_events import as_split_choice, split_in_words
 
 Event = Mapping[str, Any]
@@ -37,7 +37,7 @@ def _resumed(event: Event) -> str:
     where = ", which only the nodes' disks have" if event.get("is_local") is True else ""
     if not event["iteration"] and not _again(event):
         return ""
-    changed = changed_inputs(event)
+    changed = inputs_said_changed(event)
     others = f"; others than then: {', '.join(changed)}" if changed else ""
     return f"resumed from iteration {event['iteration']}{where}{_again(event)}{others}"
 

@@ -18,7 +18,7 @@ def rules(**what: object) -> inputs.InputRules:
 
 def changed(name: str, of: inputs.InputRules) -> inputs.ChangedInputs:
     before = dict.fromkeys(EVERY, "same")
-    return inputs.changes(before, before | {name: "another"}, of)
+    return inputs.changed_digests(before, before | {name: "another"}, of)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -38,7 +38,7 @@ def test_what_decides_the_meaning_of_a_number_is_refused_unless_it_is_named(name
 
 def test_what_came_went_or_was_unknown_is_no_change() -> None:
     before, now = {"environment": "a", "tokenizer": "t"}, {"rewards[new]": "b", "tokenizer": "t"}
-    assert inputs.changes(before, now, rules(is_deterministic=True)) == inputs.ChangedInputs()
+    assert inputs.changed_digests(before, now, rules(is_deterministic=True)) == inputs.ChangedInputs()
 
 
 def test_a_person_is_told_what_changed_and_how_to_go_on() -> None:

@@ -87,7 +87,7 @@ class Restoring:
     def _resumed(self, manifest: Manifest, *, is_local: bool) -> Resumed:
         unwritten, row = tuple(map(unnamed, manifest.unwritten)), unnamed(manifest.row)
         before = {} if manifest.inputs is msgspec.UNSET else manifest.inputs
-        changed = inputs.changes(before, self._node.inputs, input_rules(self._node.config))
+        changed = inputs.changed_digests(before, self._node.inputs, input_rules(self._node.config))
         if changed.refused:  # the launcher finds this earlier, if the run folder has its records
             raise ConfigError(inputs.refusal(changed.refused, str(self._node.paths.root)))
         return Resumed(
