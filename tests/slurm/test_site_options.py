@@ -131,7 +131,7 @@ def test_a_setup_line_that_fails_ends_the_start_and_is_named(cluster: Cluster, t
     job = cluster.wait_state(int(run.submit()), "FAILED", "COMPLETED")
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0")
     assert "a setup line of the site file failed: source /nowhere/activate" in run.launcher_log()
-    assert "the job ended before the run began; see its log" in run.yatt("status", str(run.paths.root)).stdout
+    assert "ended before the run began; see its log" in run.yatt("status", str(run.paths.root)).stdout
     tried = run.yatt("diagnose", "--site", str(run.site), "--nodes", "1")
     assert tried.returncode == 2
     assert "no job ran on 1 nodes: FAILED" in tried.stdout

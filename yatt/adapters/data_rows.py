@@ -190,12 +190,25 @@ def row_of(raw: dict[str, Any], place: str, data: DataSection) -> Row:
     )
 
 
-def without_nulls(value: Any) -> Any:
-    """Returns messages without keys whose value is null: parquet has every key in every message, and a chat
-    template that looks whether a key is there would take them for given."""
-    if isinstance(value, dict):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+def without_nulls(messages: list[Any]) -> list[Any]:
+    """Returns messages without keys of theirs, or of their tool calls, whose value is null: parquet has every
+    key in every message, and a chat template that looks whether a key is there would take them for given.
+    Null among the arguments of a tool call is a value."""
+    found = []
+    for message in messages:
+        if not isinstance(message, dict):
+            return messages  # refused by whoever reads it
+        message = _without_null_keys(message)
+        if isinstance(calls := message.get("tool_calls"), list):
+            message["tool_calls"] = [_without_null_keys(call) for call in calls]
+        found.append(message)
+    return found
+
+
+def _without_null_keys(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: each for key, each in value.items() if each is not None}
 
 
 def _refuse_surrogates(text: str, name: str, place: str) -> None:

@@ -132,7 +132,10 @@ class Requeue:
                 return reply
             text = mine.read_text()
         if shown and not names_run(shown[0].get("Command", ""), self.paths.root.absolute()):
-            text = successor_script(text, shown, env)
+            try:
+                text = successor_script(text, shown, env)
+            except ValueError as error:
+                return Reply(1, "", f"no successor can be submitted: {error}")
         patiently(partial(publish, script, text.encode()))
         return None
 

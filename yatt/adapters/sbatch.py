@@ -19,7 +19,7 @@ LOOK_PAUSE_S = 3.0
 
 MOST_LOOKS = 6
 TRIES = 3
-_JOB_ID = re.compile(r"^(\d+)")
+_JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 _HET = re.compile(r"#SBATCH\s+(?:het|pack)job\b")
 _VALUE = re.compile(r"(?!\(null\)|UNLIMITED|N/A)[^\s#'\"\\]+")
 _OPTIONS = {
@@ -52,13 +52,21 @@ def submit_once(
             if found:
                 return Reply(0, found, "")
         argv = ("sbatch", "--parsable", *options, str(script), *arguments)
-        reply = slurm.call(*argv, limit_s=SUBMIT_LIMIT_S)
-        if reply.code == 0 and (match := _JOB_ID.match(reply.out)):
-            return Reply(0, match[1], "")
+        reply = _read(slurm.call(*argv, limit_s=SUBMIT_LIMIT_S))
         if not reply.is_unreachable:
             return reply
     found = find_job(slurm, script)
+    if found == "":
+        return Reply(None, "", f"{reply.says}; Slurm lists no job of this script")
     return Reply(0, found, "") if found else reply
+
+
+def _read(reply: Reply) -> Reply:
+    """Returns sbatch's reply with the job's id as its output; a wrapper of the site may print more lines."""
+    if reply.code != 0:
+        return reply
+    ids = _JOB_ID.findall(reply.out)
+    return Reply(0, ids[-1], "") if ids else Reply(None, "", "sbatch's answer has no job id")
 
 
 def find_job(slurm: Slurm, script: Path) -> str | None:
@@ -86,16 +94,25 @@ def successor_script(text: str, components: Sequence[Fields], env: Mapping[str, 
     Args:
         components: of the job, as `scontrol show job` shows them.
         env: of the job's launcher. It has the numbers of nodes as allocated; Slurm shows those that are left.
+
+    Raises:
+        ValueError: the job's components are not those of the script.
     """
+    options = [options_of_job(shown) for shown in components]
+    if "--mem-per-" in text or any("MemPerTres" in shown for shown in components):
+        options = [{k: v for k, v in each.items() if not k.startswith("mem")} for each in options]
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _HET.match(line)]
     marks = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     last = marks[-1] + 1 if marks else 1
     if len(starts) + 1 != len(components):
-        starts = []
+        raise ValueError(
+            f"the job has {len(components)} components and its script {len(starts) + 1}: write "
+            "`#SBATCH hetjob` and each component's options in the script, not on sbatch's command line"
+        )
     ends = [*starts, last]
     for number in reversed(range(len(ends))):
-        found = options_of_job(components[number])
+        found = options[number]
         nodes = env.get("SLURM_JOB_NUM_NODES" + (f"_HET_GROUP_{number}" if starts else ""), "")
         if nodes.isdigit():
             found["nodes"] = nodes
@@ -106,4 +123,8 @@ def successor_script(text: str, components: Sequence[Fields], env: Mapping[str, 
 def options_of_job(shown: Fields) -> dict[str, str]:
     """Returns sbatch's options of one component of a job: name, account, partition, QOS, time, memory."""
     found = {option: shown.get(field, "") for option, field in _OPTIONS.items()}
-    return {option: value for option, value in found.items() if _VALUE.fullmatch(value)}
+    return {
+        option: value
+        for option, value in found.items()
+        if _VALUE.fullmatch(value) and not (option.startswith("mem") and value == "0")
+    }

@@ -166,8 +166,8 @@ class Tokenizer:
         None if there is none."""
         mark = _mark()
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}]
-        text = self.render_chat(messages, add_generation_prompt=False).rpartition(mark)[2].lstrip()
-        match = self._special.match(text) if self._special else None
+        _, shown, text = self.render_chat(messages, add_generation_prompt=False).rpartition(mark)
+        match = self._special.match(text.lstrip()) if shown and self._special else None
         if match is None:
             return None
         number: Any = self._fast.token_to_id(match[0])

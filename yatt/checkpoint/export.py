@@ -94,10 +94,12 @@ def export(
     return written
 
 
-def weight_bytes(manifest: Manifest) -> int:
-    """Returns the bytes that `export` reads."""
+def weight_bytes(manifest: Manifest, dtype: str = "") -> int:
+    """Returns the bytes that `export` reads for weights of this dtype."""
     sizes = dict.fromkeys(KINDS, 0)
     for piece in (piece for file in manifest.files for piece in file.tensors):
+        if dtype and piece.dtype != dtype:
+            continue
         kind = piece.key.partition(".")[0]
         sizes[kind] = sizes.get(kind, 0) + piece.size_bytes
     return sizes["model"] or sizes["main"]

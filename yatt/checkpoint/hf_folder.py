@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.files import Buffer
+from yatt.adapters.files import Buffer, publish
 from yatt.adapters.patience import patiently
 from yatt.adapters.tensor_header import ITEM_BYTES
 from yatt.checkpoint.pieces import in_files
@@ -140,7 +140,8 @@ def check_target(target: Path) -> None:
 
 
 def copy_side_files(source: Path, folder: Path, dtype: str) -> None:
-    """Copies config, tokenizer, chat templates and processor from one Hugging Face folder to another.
+    """Copies config, tokenizer, chat templates and processor from one Hugging Face folder to another, also if
+    they are there: an export may be repeated.
 
     Args:
         dtype: of the weights in `folder`, as `bfloat16`.
@@ -154,7 +155,8 @@ def copy_side_files(source: Path, folder: Path, dtype: str) -> None:
     for name in (*SIDE_FILES, *(f"{TEMPLATES}/{each}" for each in named)):
         data = patiently(partial(read_plain, source / name, MOST_SIDE_BYTES))
         if data is not None:
-            _write(folder / name, exported_config(data, dtype) if name == CONFIG else data)
+            content = exported_config(data, dtype) if name == CONFIG else data
+            patiently(partial(publish, folder / name, content))
 
 
 def _named_templates(source: Path) -> list[str]:

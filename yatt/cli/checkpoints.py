@@ -136,7 +136,7 @@ def export_checkpoint(
     name = chosen(source, iteration)
     folder = model_folder(source, model, family)
     manifest = manifest_of(source, name)
-    progress = ByteProgress("export", weight_bytes(manifest))
+    progress = ByteProgress("export", weight_bytes(manifest, dtype))
     try:
         written = export(source.checkpoints, name, folder, target, progress.tick, FolderForm(dtype=dtype))
     finally:

@@ -144,6 +144,10 @@ def _convert(arguments: argparse.Namespace) -> int:
 
     if bool(arguments.to_checkpoint) == bool(arguments.folder):
         raise ConfigError("convert: write either a new FOLDER, or --to-checkpoint URL.")
+    if arguments.to_checkpoint and arguments.dtype:
+        raise ConfigError(
+            "convert: --dtype is for a new FOLDER; a checkpoint has float32 and bfloat16 copies."
+        )
     if arguments.to_checkpoint:
         return convert_folder(
             Path(arguments.source), arguments.to_checkpoint, arguments.run_id, arguments.family,

@@ -20,6 +20,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from yatt.core.drop_counters import (
+    DROPPED_GROUPS,
+    FAILED_GROUPS,
+    counter_name,
+    drops_message,
+    is_drop_counter,
+)
 from yatt.core.judge_gap import GapState
 
 Row = Mapping[str, Any]
@@ -155,11 +162,12 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         return state, ()
     scores = state.scores.after(row, rules.judges, rules.checks)
     signs = _signs(row, state.losses, rules)
-    if scores.gaps():
+    explained = _explained(row, signs)
+    if scores.gaps():  # it explains no other sign
         signs[Alarm.JUDGE_GAP] = 0.0
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
     # A sign that follows from another sign neither continues nor ends its own streak.
-    streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in _explained(row, signs)}
+    streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in explained}
     due = {a for a, streak in streaks.items() if streak.length >= (1 if a in AT_ONCE else rules.iterations)}
     if Alarm.REWARD_FLAT in due:
         due.discard(Alarm.GROUPS_FLAT)
@@ -223,7 +231,7 @@ def _unreadable_shares(row: Row) -> dict[str, float]:
     """Returns the share of answers without a verdict, of each GenRM of which it is too large."""
     found = {}
     for key in row:
-        name, asked = _name(key, "genrm/", "/asked"), _number(row, key)
+        name, asked = counter_name(key, "genrm/", "/asked"), _number(row, key)
         if not name or asked is None or asked < LEAST_ASKED:
             continue
         kinds = (_number(row, f"genrm/{name}/{kind}") or 0.0 for kind in ("unparsable", "truncated"))
@@ -361,49 +369,18 @@ _WORDS = {
 
 # ---- dropped groups -----------------------------------------------------------------------------
 
-_DROPPED, _FAILED = "rollout/dropped_groups", "rollout/failed_groups"
-_CAUSES = (
-    ("reward/", "/failed", "reward '{name}' failed {count:g} times"),
-    ("genrm/", "/unparsable", "GenRM '{name}' gave {count:g} unreadable verdicts"),
-    ("genrm/", "/truncated", "GenRM '{name}' was cut {count:g} times"),
-)
-
 
 def _drops(state: AlarmState, row: Row) -> tuple[AlarmState, tuple[Dropped, ...]]:
     """Adds the row's counters to those not reported yet, and reports the sums when a report is due."""
     drops = dict(state.drops)
     since = state.drops_since or state.iteration
     for key, value in row.items():
-        if key in (_DROPPED, _FAILED) or any(_name(key, begin, end) for begin, end, _ in _CAUSES):
+        if is_drop_counter(key):
             drops[key] = drops.get(key, 0.0) + (value or 0.0)
     is_time = state.drops_told is None or state.iteration >= state.drops_told + DROPS_EVERY
-    if not drops.get(_DROPPED) and not drops.get(_FAILED):
+    if not drops.get(DROPPED_GROUPS) and not drops.get(FAILED_GROUPS):
         return replace(state, drops={}, drops_since=0), ()
     if not is_time:
         return replace(state, drops=drops, drops_since=since), ()
-    told = Dropped(iteration=state.iteration, message=_drops_message(drops, since, state.iteration))
+    told = Dropped(iteration=state.iteration, message=drops_message(drops, since, state.iteration))
     return replace(state, drops={}, drops_since=0, drops_told=state.iteration), (told,)
-
-
-def _drops_message(drops: Mapping[str, float], since: int, iteration: int) -> str:
-    flat, failed = drops.get(_DROPPED, 0.0), drops.get(_FAILED, 0.0)
-    when = f"iteration {iteration}" if since == iteration else f"iterations {since} to {iteration}"
-    causes = [f"{flat:g} because their rewards were all equal"] if flat else []
-    if failed:
-        details = [
-            text.format(name=name, count=count)
-            for begin, end, text in _CAUSES
-            for key, count in sorted(drops.items())
-            if count and (name := _name(key, begin, end))
-        ]
-        causes.append(f"{failed:g} because a sample failed" + (f" ({', '.join(details)})" if details else ""))
-    return (
-        f"{when}: {flat + failed:g} prompt groups were dropped, {' and '.join(causes)}. "
-        "events.jsonl (rollout.group.drop) has the reason of each."
-    )
-
-
-def _name(key: str, begin: str, end: str) -> str:
-    """Returns the name between `begin` and `end` in a counter's key; empty if it is another counter."""
-    is_this = key.startswith(begin) and key.endswith(end)
-    return key.removeprefix(begin).removesuffix(end) if is_this else ""

@@ -25,7 +25,7 @@ SIGMA_OF_STEP = 0.886
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class ScoreTrack:
     """Means of one score, as far as they were seen: the last ones, extremes of their medians, and the sum and
     number of absolute differences between neighbours."""
 
@@ -35,13 +35,13 @@ class Track:
     steps_sum: float = 0.0
     num_steps: int = 0
 
-    def longer(self, value: float) -> "Track":
+    def longer(self, value: float) -> "ScoreTrack":
         """This track with one more mean."""
         last = (*self.last, value)[-MEDIAN_ROWS:]
         median = statistics.median(last)
         if not self.last:
-            return Track(last=last, lowest=median, highest=median)
-        return Track(
+            return ScoreTrack(last=last, lowest=median, highest=median)
+        return ScoreTrack(
             last=last, lowest=min(self.lowest, median), highest=max(self.highest, median),
             steps_sum=self.steps_sum + abs(value - self.last[-1]), num_steps=self.num_steps + 1,
         )  # fmt: skip
@@ -93,7 +93,7 @@ class Gap:
 class GapState:
     """What was seen of all scores."""
 
-    tracks: Mapping[str, Track] = field(default_factory=dict)
+    tracks: Mapping[str, ScoreTrack] = field(default_factory=dict)
     best: Mapping[str, Best] = field(default_factory=dict)
 
     def after(self, row: Mapping[str, Any], judges: Sequence[str], rules: Sequence[str]) -> "GapState":
@@ -102,7 +102,7 @@ class GapState:
         for name in (*judges, *rules):
             value = row.get(f"critic/score/{name}/mean")
             if isinstance(value, int | float):
-                tracks[name] = tracks.get(name, Track()).longer(float(value))
+                tracks[name] = tracks.get(name, ScoreTrack()).longer(float(value))
         known = {
             judge: tracks[judge].median for judge in judges if judge in tracks and tracks[judge].is_known
         }
@@ -128,10 +128,10 @@ class GapState:
         ]  # fmt: skip
 
 
-def _has_fallen(track: Track, best: float) -> bool:
+def _has_fallen(track: ScoreTrack, best: float) -> bool:
     share = LEAST_FALL * max(abs(best), track.highest - track.lowest)
     return best - track.median > max(share, NOISES * track.noise)
 
 
-def _holds(track: Track, then: float) -> bool:
+def _holds(track: ScoreTrack, then: float) -> bool:
     return track.median >= then - 2 * track.noise

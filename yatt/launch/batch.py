@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from submitit import JobEnvironment
-from submitit.core.submission import process_job
-from submitit.core.utils import DelayedSubmission, temporary_save_path
+from submitit.core.utils import DelayedSubmission
 
 from yatt.launch.jobcall import join_job, run_job
 from yatt.paths import RunPaths
@@ -37,12 +36,17 @@ def work_of(name: str, root: Path) -> DelayedSubmission:
 
 def main() -> None:
     """Entry point of the batch script."""
+    from submitit.core.submission import (
+        process_job,
+    )  # it imports numpy, and `yatt submit` imports this module
+
     name, root = sys.argv[1], Path(sys.argv[2])
     folder = RunPaths(root).submitit
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     if not (file := JobEnvironment().paths.submitted_pickle).exists():
-        with temporary_save_path(file) as path:
-            work_of(name, root).dump(path)
+        new = file.with_name(f".{file.name}.{os.getpid()}")  # a start that was killed here left another
+        work_of(name, root).dump(new)
+        new.replace(file)
     process_job(folder)
 
 

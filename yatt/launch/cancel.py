@@ -78,7 +78,10 @@ def _stop(paths: RunPaths, attempt: int, slurm: Slurm) -> str:
 def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
     """Waits until the job is gone, so that the next command does not find it; Slurm needs its KillWait."""
     until_s = clock.monotonic_s() + OVER_LIMIT_S
-    while job_view(paths, slurm.within(PERSON_S)).is_alive and clock.monotonic_s() < until_s:
+    while clock.monotonic_s() < until_s:
+        view = job_view(paths, slurm)
+        if not view.job_id or (not view.is_alive and view.state != "UNKNOWN"):
+            return
         time.sleep(POLL_S)
 
 
@@ -88,6 +91,10 @@ def _check_is_there(paths: RunPaths, attempt: int, slurm: Slurm) -> None:
         over = "its process is gone"
     elif view.job_id and not view.is_alive and view.state != "UNKNOWN":
         over = f"job {view.job_id} is {view.state}"
+    elif view.state == "PENDING":
+        raise DeadlineExceeded(
+            f"job {view.job_id} was queued again, and attempt {attempt} is over; type `yatt cancel` once more"
+        )
     else:
         return
     raise DeadlineExceeded(

@@ -86,6 +86,7 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
         self._work = (work, str(paths.root))
         self._components, self._requeue, self._template = components, requeue, template_of(site)
         self._keeps_job = keeps_job(site)
+        self._script: Path | None = None
 
     def add_dependency(self, dependency: str) -> None:
         """Adds a dependency to the site's; it applies to the whole job, so it goes to the first component."""
@@ -103,12 +104,14 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
             ConfigError: sbatch refused it; the files of this submission are removed.
             DeadlineExceeded: Slurm does not say whether the job is queued. The files stay: it may be.
         """
-        before = set(self.folder.glob("*"))
+        before = set(self.folder.glob("*.pkl"))
         try:
             job: HetJob = super().submit(fn, *args, **kwargs)
         except ConfigError:
-            for file in set(self.folder.glob("*")) - before:
-                file.unlink()
+            # Files of jobs have names with an underscore.
+            mine = {file for file in self.folder.glob("*.pkl") if "_" not in file.name} - before
+            for file in (*mine, *([self._script] if self._script else [])):
+                file.unlink(missing_ok=True)
             raise
         return job
 
@@ -120,7 +123,7 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
         return 1
 
     def _submit_command(self, command: str) -> HetJob:
-        script = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
+        script = self._script = self.folder / f".submission_file_{uuid.uuid4().hex}.sh"
         script.write_text(self._make_submission_file_text(command, ""))
         reply = submit_once(Slurm(), script)
         if reply.code != 0:
@@ -159,8 +162,8 @@ def refusal_of(reply: Reply) -> ConfigError | DeadlineExceeded:
     """Returns the error for sbatch's reply: DeadlineExceeded if the job may be queued in spite of it."""
     if reply.is_unreachable:
         return DeadlineExceeded(
-            f"sbatch got no answer ({reply.says}), and Slurm does not say whether the job is queued. If it "
-            "is, it will run: `yatt status` shows it, and `yatt submit` does not queue a second one."
+            f"sbatch gave no answer ({reply.says}). If the job is queued, it will run: `yatt status` shows "
+            "it, and `yatt submit` does not queue a second one."
         )
     return ConfigError(f"sbatch refused the job, nothing was queued: {reply.says}")
 

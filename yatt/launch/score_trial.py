@@ -18,7 +18,7 @@ from yatt.config.schema import RunConfig
 from yatt.core.exits import describe_exit
 from yatt.errors import ConfigError
 from yatt.records.episode import ENVIRONMENT
-from yatt.reward.tried_calls import CALLS, TriedCall, tried_keys
+from yatt.reward.tried import CALLS, TriedCall, tried_keys
 
 CALL_S = 20.0
 """Longest wait for a call, and for the process to begin the first one."""
@@ -41,7 +41,7 @@ class TriedFunction:
 
     @property
     def is_broken(self) -> bool:
-        """Whether every sample failed, by an error that would come again anywhere."""
+        """Whether every sample failed, by an error that would come again for any completion, anywhere."""
         return bool(self.calls) and all(call.error and call.is_mistake for call in self.calls)
 
     def in_words(self) -> str:
@@ -55,6 +55,8 @@ class TriedFunction:
     def failures_in_words(self) -> str:
         """Returns how many samples failed, and the first failure."""
         first = self.failed[0]
+        if not first.shown:
+            return f"{self.key} was not tried: {first.error}"
         what = "the ground truth" if first.shown == "truth" else "an empty text"
         count = f"all {len(self.calls)}" if len(self.failed) == len(self.calls) else str(len(self.failed))
         of = "" if count.startswith("all") else f" of {len(self.calls)}"
@@ -72,7 +74,10 @@ class TriedFunction:
         truth, empty = means
         if truth is None or empty is None or truth > empty:
             return ""
-        return " (the ground truth scores no higher than an empty text: is data.ground_truth_key right?)"
+        return (
+            " (the ground truth scores no higher than an empty text: is data.ground_truth_key right, or does "
+            "the function want another form?)"
+        )
 
 
 def _result(key: str, call: TriedCall) -> str:
@@ -112,7 +117,10 @@ def _calls(config: RunConfig) -> list[TriedCall]:
             how = _wait(trial)
             found, open_call = _read(trial.folder / CALLS)
             calls += found
-            if trial.found.exists() or open_call is None:
+            if trial.found.exists():
+                break
+            if open_call is None:
+                sys.stderr.write(f"yatt: note: functions were not tried: {how or 'no call began in time'}\n")
                 break
             calls.append(_ended(open_call, how, trial))
         without = keys[: keys.index(open_call["begins"]) + 1]
@@ -158,6 +166,8 @@ def _ended(call: dict[str, Any], how: str, trial: TrialProcess) -> TriedCall:
     says = (
         f"the call ended its process ({how}){trial.last_words()}" if how else f"no answer within {CALL_S:g} s"
     )
+    is_killed = "SIGKILL" in how  # by a limit of this machine, perhaps
     return TriedCall(
-        function=call["begins"], shown=call["shown"], place=call["place"], error=says, is_mistake=bool(how)
-    )
+        function=call["begins"], shown=call["shown"], place=call["place"], error=says,
+        is_mistake=bool(how and call["shown"] and not is_killed),
+    )  # fmt: skip

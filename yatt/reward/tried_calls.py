@@ -8,11 +8,12 @@ import asyncio
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from yatt.adapters.data_rows import Row, prompt_text
 from yatt.adapters.dataset import read_rows
@@ -25,6 +26,7 @@ from yatt.records.episode import ENVIRONMENT
 from yatt.reward.environment import Episode, call_step, load_environment
 from yatt.reward.functions import RewardFunction, ScoredSample, call_reward, load_reward
 from yatt.reward.results import encodable
+from yatt.reward.tried import CALLS, Shown, TriedCall, tried_keys
 
 NUM_ROWS, NUM_HELD_OUT = 5, 2
 """Number of training rows and held-out rows that a function is called on."""
@@ -32,45 +34,18 @@ NUM_ROWS, NUM_HELD_OUT = 5, 2
 TRIAL_S = 30.0
 """No call begins later than this."""
 
-CALLS = "calls"
-"""The file in FOLDER with a JSON line when a call begins, and one with the result of each of its samples."""
-
-MISTAKES = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, SyntaxError, TypeError,
-    ValueError,
-)  # fmt: skip
-"""Errors that would come again on a compute node; others may be of this machine: no route, no library."""
-
-Shown = Literal["truth", "empty"]
+MISTAKES = (AttributeError, KeyError, NameError, TypeError)
+"""Errors that usually come for any completion and on any machine. Others may be of this machine (no route, no
+library), or of a completion that is not in the form that the function wants."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedCall:
-    """The result of one sample in a call.
-
-    Attributes:
-        function: the function's key in the run file.
-        shown: which completion it got: the row's ground truth, or an empty text.
-        place: file and number of the row.
-        score: None if the function says that it does not apply, or failed.
-        answer: of an environment: its answer; None at the end of the episode.
-        error: empty if the call succeeded.
-        is_mistake: the error would come again anywhere.
-    """
-
-    function: str
-    shown: Shown
-    place: str
-    score: float | None = None
-    answer: str | None = None
-    error: str = ""
-    is_mistake: bool = False
-
-
-def tried_keys(config: RunConfig) -> list[str]:
-    """Returns the keys of the functions that are called: those of GenRMs need their judge and are not."""
-    keys = [f"rewards[{reward.name}]" for reward in config.rewards if reward.trial]
-    return [*keys, *([ENVIRONMENT] if config.environment.path and config.environment.trial else [])]
+def is_mistake(error: BaseException) -> bool:
+    """Whether the error would come again for any completion, on any machine. Not if a pattern did not match
+    (None has no group), or a variable of the environment is missing, which a job may have."""
+    if not isinstance(error, MISTAKES) or "NoneType" in str(error):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return not (frames and frames[-1].filename in (os.__file__, "<frozen os>"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +114,7 @@ async def try_calls(config: RunConfig, without: Collection[str], write: Callable
     for key in tried_keys(config):
         if key in without:
             continue
+        write({"begins": key, "shown": "", "place": ""})
         function = load_environment(config.environment) if key == ENVIRONMENT else load_reward(rewards[key])
         for cases in _calls(function, by_row):
             if time.monotonic() > until_s:
@@ -159,8 +135,7 @@ async def _results(
         found = await call_reward(function, [case.sample(config) for case in cases], client=None)
     except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)
         says = encodable(f"{words_of(error)} at {where_raised(error, function.path)}")
-        is_mistake = isinstance(error, MISTAKES) and not isinstance(error, OSError)
-        return [replace(each, error=says, is_mistake=is_mistake) for each in blank]
+        return [replace(each, error=says, is_mistake=is_mistake(error)) for each in blank]
     return [replace(each, score=result.score) for each, result in zip(blank, found, strict=True)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Fast, processors
 
 from tests.tiny_models import make_tokenizer
+from yatt.adapters.data_rows import without_nulls
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.tokenizer import TextPart, Tokenizer
 from yatt.config.schema import DataSection
@@ -57,7 +58,7 @@ def test_a_text_of_a_stranger_that_spells_bos_is_text_after_a_bos(folder: Path) 
 
 MESSAGES = [
     [{"role": "user", "content": "hi"}, {"role": "user", "name": "ann", "content": "ho"}],
-    [{"role": "user", "content": "hi", "tool_calls": [{"id": "1", "args": None}]}],
+    [{"role": "user", "content": "hi", "tool_calls": [{"id": "1"}]}],
     [{"role": "user", "content": "hi", "tool_calls": None}],
 ]
 
@@ -86,3 +87,15 @@ def test_the_end_of_a_turn_is_found(folder: Path) -> None:
     )
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     assert Tokenizer(str(folder)).end_of_turn() is None
+    hidden = "{% for m in messages %}<|im_start|>{{ m.role }} <|im_end|>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(hidden)
+    assert Tokenizer(str(folder)).end_of_turn() is None, "it does not show what the assistant says"
+
+
+def test_a_null_among_the_arguments_of_a_tool_call_is_a_value() -> None:
+    call = {"id": "1", "type": None, "function": {"name": "f", "arguments": {"limit": None}}}
+    (message,) = without_nulls([{"role": "assistant", "content": "", "name": None, "tool_calls": [call]}])
+    assert message == {
+        "role": "assistant", "content": "",
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"limit": None}}}],
+    }  # fmt: skip

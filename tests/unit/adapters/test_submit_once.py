@@ -13,7 +13,7 @@ from yatt.adapters.slurm import Fields, Reply, Slurm
 
 SCRIPT = Path("/run/submitit/a.sh")
 LOST = Reply(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
-SUBMITTED = ("answered", "lost", "lost, queued late", "lost, not queued", "refused")
+SUBMITTED = ("answered", "answered, no id", "lost", "lost, queued late", "lost, not queued", "refused")
 LOOKED = ("answered", "lost")
 
 
@@ -34,7 +34,10 @@ class Controller(Slurm):
                 return Reply(1, "", "sbatch: error: invalid account")
             case "answered":
                 self._queue()
-                return Reply(0, f"{self.jobs[-1]}\n", "")
+                return Reply(0, f"Welcome to the cluster, 7 news\n{self.jobs[-1]};cluster\n", "")
+            case "answered, no id":
+                self._queue()
+                return Reply(0, "Submitted\n", "")
             case "lost":
                 self._queue()
             case "lost, queued late":
@@ -164,6 +167,20 @@ def test_each_component_gets_its_own() -> None:
         "#!/bin/bash", "#SBATCH -p a", "#SBATCH --partition=c", "#SBATCH --nodes=2", "#SBATCH hetjob",
         "#SBATCH -p b", "#SBATCH --partition=d", "#SBATCH --nodes=3", "true",
     ]  # fmt: skip
+
+
+def test_memory_that_is_not_limited_or_is_counted_otherwise_is_left_out() -> None:
+    assert "mem" not in options_of_job({**JOB, "MinMemoryNode": "0"})
+    for script, shown in (
+        ("#SBATCH --mem-per-gpu=4G\n", JOB), ("#SBATCH --nodes=1\n", {**JOB, "MemPerTres": "gres:gpu:4096"}),
+    ):  # fmt: skip
+        lines = successor_script(f"#!/bin/bash\n{script}true\n", [shown], {}).splitlines()
+        assert not any(line.startswith("#SBATCH --mem=") for line in lines)
+
+
+def test_components_that_only_the_command_line_had_are_refused() -> None:
+    with pytest.raises(ValueError, match="hetjob"):
+        successor_script("#!/bin/bash\n#SBATCH --nodes=1\ntrue\n", [JOB, JOB], {})
 
 
 @pytest.mark.parametrize("value", ["(null)", "UNLIMITED", "", "two words", 'a"b', "a#b", "x\\y"])

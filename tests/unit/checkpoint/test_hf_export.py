@@ -17,6 +17,7 @@ from tests.saved_weights import cut_dim, save, tensors_in
 from yatt.checkpoint import export as export_module, from_hf
 from yatt.checkpoint.export import FolderForm, export, weight_bytes
 from yatt.checkpoint.from_hf import to_checkpoint
+from yatt.checkpoint.hf_folder import copy_side_files
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.store import FolderStore, open_store
 from yatt.errors import CheckpointError, ConfigError
@@ -238,6 +239,15 @@ def test_named_templates_and_the_processor_come_along(tmp_path, qwen3):
     assert [file.name for file in (tmp_path / "hf" / "additional_chat_templates").iterdir()] == [
         "tools.jinja"
     ]
+
+
+def test_side_files_can_be_copied_again(tmp_path, qwen3):
+    """An attempt that was killed at the end exports once more; and so does a run that is made longer."""
+    target = tmp_path / "model"
+    target.mkdir()
+    for dtype in ("float32", "bfloat16"):
+        copy_side_files(qwen3, target, dtype)
+        assert json.loads((target / "config.json").read_text())["dtype"] == dtype
 
 
 def only_kind(store, manifest, kind):

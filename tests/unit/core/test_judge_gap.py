@@ -85,6 +85,18 @@ def test_without_a_judge_or_a_rule_there_is_none() -> None:
     assert changes(falls, Rules(iterations=3, checks=("rule",))) == []
 
 
+def test_a_gap_explains_no_other_alarm() -> None:
+    state, found = AlarmState(), []
+    for iteration in range(1, 31):
+        each = {
+            **row(iteration, 0.9, 0.8 if iteration < 12 else 0.1),
+            "actor/grad_norm": 0.0 if iteration > 20 else 1.0,
+        }
+        state, more = step(state, each, RULES)
+        found += [change.alarm for change in more if isinstance(change, Begins)]
+    assert found == [Alarm.JUDGE_GAP, Alarm.NO_GRADIENT]
+
+
 def test_a_score_that_iterations_lack_keeps_what_it_had() -> None:
     state, found = AlarmState(), []
     for iteration in range(1, 40):

@@ -36,6 +36,21 @@ def test_it_is_what_a_look_at_the_whole_text_finds(ids: list[int], num_before: i
     assert found == wanted
 
 
+def test_a_character_of_several_tokens_is_one_character() -> None:
+    """Tokens that are bytes, as byte fallback gives: a seam within a character, or before it."""
+    text = "ab结束标志cd"
+    ids = list(text.encode())
+    ends = len("ab结束标志".encode())
+
+    def of_bytes(some: list[int]) -> str:
+        return bytes(some).decode(errors="replace")
+
+    for seam in range(3, ends):
+        assert stop_across(ids, seam, ["结束标志"], of_bytes) == ends, seam
+    assert stop_across(ids, 4, ["结"], of_bytes) == 5
+    assert stop_across(ids, 5, ["结"], of_bytes) is None
+
+
 def test_a_stop_text_that_lies_on_one_side_is_the_engines() -> None:
     assert stop_across([0, 1, 2, 0], 2, ["ab", ".a"], decode) is None
     assert stop_across([0, 1, 2, 0], 2, ["b."], decode) == 3

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import RunFile, yatt
 from yatt.config.load import load
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
@@ -54,9 +55,7 @@ def test_scores_of_the_truth_and_of_an_empty_text_are_shown(tmp_path: Path, capf
 
 def test_a_truth_that_scores_no_higher_is_doubted(tmp_path: Path) -> None:
     (line,) = lines_of(config_of(tmp_path, GOOD.replace("solution_str == ground_truth", "False")))
-    assert line.endswith(
-        "(the ground truth scores no higher than an empty text: is data.ground_truth_key right?)"
-    )
+    assert "(the ground truth scores no higher than an empty text: is data.ground_truth_key right" in line
 
 
 def test_a_function_that_fails_on_every_row_is_refused_with_place_and_cure(tmp_path: Path) -> None:
@@ -79,10 +78,34 @@ def test_one_that_fails_on_some_is_told(tmp_path: Path, capfd) -> None:
     assert "KeyError: 'label'" in err
 
 
-@pytest.mark.parametrize("error", ["ConnectionError('no route')", "ImportError('no cuda')", "TimeoutError()"])
-def test_what_may_be_of_this_machine_is_told_and_not_refused(tmp_path: Path, capfd, error: str) -> None:
-    lines_of(config_of(tmp_path, GOOD.replace("return", f"raise {error}\n    return")))
-    assert "all 10 trial calls failed" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    "work",
+    [
+        "raise ConnectionError('no route')", "raise ImportError('no cuda')", "raise TimeoutError()",
+        "import os; os.environ['YATT_NOT_HERE']", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import re; re.search('<a>(.*)</a>', solution_str)[1]",
+        "import re; re.search('<a>(.*)</a>', solution_str).group(1)", "solution_str.split('####')[1]",
+        "assert '####' in solution_str",
+    ],
+)  # fmt: skip
+def test_what_may_be_of_this_machine_or_of_the_text_is_told_and_not_refused(
+    tmp_path: Path, capfd, work: str
+) -> None:
+    lines_of(config_of(tmp_path, GOOD.replace("return", f"{work}\n    return")))
+    err = capfd.readouterr().err
+    assert "yatt: note: rewards[mine]: all " in err and "trial calls failed" in err
+
+
+def test_one_that_is_not_loaded_in_time_is_told_and_the_next_one_is_tried(
+    tmp_path: Path, capfd, monkeypatch
+) -> None:
+    monkeypatch.setattr(score_trial, "CALL_S", 3.0)
+    other = tmp_path / "other.py"
+    other.write_text(GOOD)
+    text = "import threading\nthreading.Event().wait()\n" + GOOD
+    lines = lines_of(config_of(tmp_path, text, {"name": "other", "path": str(other)}))
+    assert [line.partition(":")[0] for line in lines] == ["rewards[mine]", "rewards[other]"]
+    assert "rewards[mine] was not tried: no answer within 3 s" in capfd.readouterr().err
 
 
 def test_one_that_ends_its_process_is_refused_and_the_next_one_is_tried(tmp_path: Path, capfd) -> None:
@@ -163,3 +186,19 @@ def test_a_function_without_a_trial_is_not_called(tmp_path: Path) -> None:
     assert not called.exists()
     assert lines_of(config)
     assert called.exists()
+
+
+def test_a_broken_function_never_starts_a_run(tmp_path: Path) -> None:
+    """The commands refuse it, with its place; and a check shows the scores of one that works."""
+    (tmp_path / "reward.py").write_text(GOOD.replace("return", "extra_info['lable']\n    return"))
+    run = RunFile(tmp_path, {"rewards": [{"name": "r", "path": str(tmp_path / "reward.py"), "trial": True}]})
+    file = str(run.write())
+    for command in ("check", "run"):
+        done = yatt(command, file)
+        assert done.returncode == 2
+        assert "KeyError: 'lable'" in done.stdout + done.stderr
+    assert not run.run_dir.exists()
+    (tmp_path / "reward.py").write_text(GOOD)
+    done = yatt("check", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "call  rewards[r]: empty text: 0.25" in done.stdout

@@ -81,9 +81,9 @@ def write_folder(
             writer.finish()
         finally:
             writer.close()
-        copy_side_files(Path(section.path), made, dtype)
         for path in made.iterdir():
             os.replace(path, folder / path.name)
+        copy_side_files(Path(section.path), folder, dtype)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
