@@ -33,7 +33,8 @@ def run() -> dict[str, Any]:
         "title": "Workers that are killed",
         "how": (
             f"One run of one node, vLLM on CPU, a tiny policy, {REPETITIONS} kills each. From SIGKILL to two "
-            "more iterations (a trainer rank costs the attempt); of a reward process to its next one's start."
+            "more iterations; of a reward process to its next one's start. A trainer rank costs the attempt, "
+            "and nurseries end with it, so the next one's import the libraries again."
         ),
         "head": ["worker", "with nurseries", "all", "without", "all", "ratio"],
         "rows": [

@@ -25,6 +25,7 @@ NAMES = (
     "recovery",
     "balance",
     "start",
+    "restarts",
     "checkpoint",
     "publication",
     "media",
