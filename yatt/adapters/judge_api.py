@@ -188,7 +188,8 @@ class JudgeApi:
         if structure:
             schema = {"name": "verdict", "schema": json.loads(structure)["json"], "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return body
+        body |= self._genrm.api.body_fields
+        return {key: value for key, value in body.items() if value is not None}
 
     async def _turn(self) -> None:
         """Waits until the rate limit allows one more request."""

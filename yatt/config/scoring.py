@@ -3,9 +3,10 @@
 The other sections and the complete config are in `yatt.config.schema`.
 """
 
+import json
 import urllib.parse
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from yatt.config.operation import rule
 from yatt.config.ranges import (
@@ -146,7 +147,20 @@ class ApiSection:
     """Longest outage of the service that is waited for: while no request of a node has an answer, requests
     that have used their retries are repeated. 0: none."""
 
+    body: Annotated[str, FREE] = ""
+    """Fields of each request's body, as a JSON object: further ones, or instead of those that yatt sends
+    (model, max_tokens, temperature, seed, stop, response_format); null takes one out. For example
+    `{"max_completion_tokens": 512, "max_tokens": null, "reasoning_effort": "low"}`."""
+
+    @property
+    def body_fields(self) -> dict[str, Any]:
+        """The fields of `body`."""
+        found: dict[str, Any] = json.loads(self.body) if self.body else {}
+        return found
+
     def __post_init__(self) -> None:
+        rule(_is_body(self.body), "body is not a JSON object, or has messages or stream, which are yatt's.")
+        rule(not self.body or bool(self.url), "body has no effect without url; write it, or remove body.")
         rule(
             not self.url or self.url.startswith(("https://", "http://")),
             "url must begin with https:// or http://.",
@@ -164,6 +178,14 @@ class ApiSection:
             not self.key_env or self.url.startswith("https://") or _is_local(self.url),
             "key_env: a key is sent over https only, or to this machine.",
         )
+
+
+def _is_body(text: str) -> bool:
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not {"messages", "stream"} & found.keys()
 
 
 def _is_whole(url: str) -> bool:

@@ -186,9 +186,16 @@ def verdict_word(text: str, verdict: VerdictSection) -> str | None:
     return found.group(1).strip()
 
 
+_FENCED = re.compile(r"\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\s*```\s*", re.DOTALL)
+"""JSON between fences, as services write it that do not keep to a schema."""
+
+
 def _json_word(text: str, key: str) -> str | None:
+    if len(text) > MOST_JSON:
+        return None
+    fenced = _FENCED.fullmatch(text)
     try:
-        value = json.loads(text) if len(text) <= MOST_JSON else None
+        value = json.loads(fenced[1] if fenced else text)
     except (ValueError, RecursionError):
         return None
     found = value.get(key) if isinstance(value, dict) else None

@@ -32,12 +32,23 @@ def read_one(result: Any) -> Result:
         return Result(_finite(result))
     if "score" not in result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
+    result = {name: _plain(value) for name, value in result.items()}
     extra = {
         encodable(str(name)): float(value)
         for name, value in result.items()
         if name != "score" and _is_measure(value)
     }
     return Result(_finite(result["score"]), extra, _pred(result.get("pred")))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a scalar of numpy or torch as Python's; all else unchanged."""
+    if not hasattr(value, "item") or not hasattr(value, "dtype"):
+        return value
+    try:
+        return value.item()
+    except (ValueError, RuntimeError, TypeError):  # more than one number
+        return value
 
 
 def _pred(value: Any) -> str:

@@ -134,6 +134,22 @@ def test_what_is_sent_and_what_comes_back(serve, monkeypatch: pytest.MonkeyPatch
     }  # fmt: skip
 
 
+def test_fields_of_the_body_are_added_replaced_and_taken_out(serve) -> None:
+    service = serve(lambda _: says("score 7"))
+    fields = {"max_tokens": None, "temperature": 1, "max_completion_tokens": 64, "extra": {"thinking": False}}
+    complete(judge(service.url, body=json.dumps(fields)))
+    assert service.got[0][1] == {
+        "model": "big-model", "messages": [{"role": "user", "content": "text 0"}], "temperature": 1,
+        "seed": 11, "stop": ["END"], "max_completion_tokens": 64, "extra": {"thinking": False},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("body", ["[1]", "{", '{"messages": []}', '{"stream": true}', "null", "1" * 5000])
+def test_a_body_that_is_no_object_of_fields_is_refused(body: str) -> None:
+    with pytest.raises(ValueError, match="body is not a JSON object"):
+        ApiSection(url="https://a.example/v1", body=body)
+
+
 def test_a_schema_is_sent_as_response_format(serve) -> None:
     service = serve(lambda _: says('{"score": 3}', "length"))
     schema = {"type": "object", "properties": {"score": {"type": "integer"}}}

@@ -139,3 +139,17 @@ def test_only_a_plain_number_within_bounds_is_a_verdict(word):
 @pytest.mark.parametrize(("word", "value"), [("7", 7.0), ("-0.5", -0.5), ("+3", 3.0), (".25", 0.25)])
 def test_plain_numbers_are_verdicts(word, value):
     assert parse(f"score: {word}", VerdictSection(pattern="score: (.*)")) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ('```json\n{"score": 3}\n```', 3.0), ('\n```\n{"score": 3}```\n', 3.0),
+        ('```JSON  \r\n{"score": 3}\r\n``` ', 3.0), ('```json {"score": 3}```', None),
+        ('see ```json\n{"score": 3}\n```', None),
+        ('```json\n{"score": 3}\n```\n```json\n{"score": 4}\n```', None),
+    ],
+)  # fmt: skip
+def test_json_in_fences_is_json_if_nothing_else_is_there(text: str, score: float | None) -> None:
+    schema = '{"type": "object", "properties": {"score": {"type": "integer"}}}'
+    assert parse(text, VerdictSection(json_schema=schema)) == score

@@ -1,0 +1,27 @@
+"""Numbers of numpy and torch are numbers in every place of a result."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from yatt.reward.results import Result, read_list, read_one
+
+
+@pytest.mark.parametrize("make", [np.float32, np.int64, torch.tensor, lambda value: np.array([value])])
+def test_a_scalar_is_a_number_as_score_measure_and_answer(make: Any) -> None:
+    found = read_one({"score": make(2), "other": make(3), "pred": make(4)})
+    assert (found.score, found.extra) == (2.0, {"other": 3.0, "pred": 4.0})
+    assert float(found.pred) == 4
+
+
+def test_several_numbers_are_no_number() -> None:
+    assert read_one({"score": 1, "many": np.array([1, 2]), "pred": torch.tensor([1, 2])}) == Result(1.0)
+    with pytest.raises(ValueError, match="not a number"):
+        read_one({"score": np.array([1, 2])})
+
+
+def test_a_list_of_them() -> None:
+    assert read_list(torch.tensor([1.0, 2.0]), 2) == [Result(1.0), Result(2.0)]
+    assert read_list([np.float16(1), {"score": torch.tensor(2.0)}], 2) == [Result(1.0), Result(2.0)]
