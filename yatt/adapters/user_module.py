@@ -35,6 +35,12 @@ class _FromSource(SourceFileLoader):
 _OURS = [Path(folder).resolve() for folder in sys.path if folder]
 """Folders of installed packages, whose caches Python may use; one may lie below a user's folder."""
 
+FOR_CHILDREN = f"yatt-modules-{os.getuid()}"
+"""Folder of modules that import users' files; users' folders follow it in the path."""
+
+PREFIX = "yatt_user_"
+"""Of the names of modules that are users' files."""
+
 _theirs: set[Path] = set()
 """Folders of users' files."""
 
@@ -67,7 +73,7 @@ def _import_from_source(folder: Path) -> None:
 
 def _name_of(path: Path) -> str:
     """Returns the module's name: files in several folders may be called the same."""
-    return f"yatt_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return f"{PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def _let_children_find(name: str, path: Path) -> None:
@@ -78,12 +84,32 @@ def _let_children_find(name: str, path: Path) -> None:
         f"load_module(Path({str(path)!r}), 'rewards')\n"
     )
     with contextlib.suppress(OSError):  # without it, only such processes fail
-        folder = private(Path(tempfile.gettempdir()), f"yatt-modules-{os.getuid()}")
+        folder = private(Path(tempfile.gettempdir()), FOR_CHILDREN)
         new = folder / f"{name}.{os.getpid()}"
         new.write_text(text)
         new.replace(folder / f"{name}.py")
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
+
+
+def _look_first_in(folder: Path) -> None:
+    """Lets a file import those beside it, before files of the same name beside other users' files; never
+    instead of an installed module."""
+    # A spawned process has this one's path, but does not know which folders of it are users'.
+    first = next(
+        (at + 1 for at, each in enumerate(sys.path) if Path(each).name == FOR_CHILDREN), len(sys.path)
+    )
+    if str(folder) not in sys.path[:first]:  # else the user has put it there
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+        sys.path.insert(first, str(folder))
+    others = _theirs - {folder.resolve()}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        is_beside = (folder / f"{top}.py").exists() or (folder / top).is_dir()
+        if file and is_beside and not name.startswith(PREFIX) and others & {*Path(file).resolve().parents}:
+            del sys.modules[name]  # whoever has imported it keeps it
 
 
 def load_module(path: Path, key: str) -> ModuleType:
@@ -105,8 +131,7 @@ def load_module(path: Path, key: str) -> ModuleType:
     sys.modules[spec.name] = module
     _let_children_find(spec.name, path)
     _import_from_source(path.parent.absolute())
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # a file beside it can be imported
+    _look_first_in(path.parent)
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:

@@ -78,3 +78,23 @@ def test_modules_without_a_source_and_those_of_an_archive_are_found(tmp_path: Pa
     text = f"import sys\nsys.path.append({str(tmp_path / 'lib.zip')!r})\nimport helper, installed\n"
     module = load_module(written(tmp_path / "reward.py", text), "rewards[x]")
     assert (module.helper.WORD, module.installed.WORD) == ("new", "zipped")
+
+
+def test_two_files_have_helpers_of_one_name(tmp_path: Path) -> None:
+    """Each gets its own, also when it is loaded again; and a module that is installed wins over both."""
+    files = []
+    for word in ("one", "two"):
+        folder = tmp_path / word
+        (folder / "package").mkdir(parents=True)
+        (folder / "helper.py").write_text(f"WORD = '{word}'\n")
+        (folder / "package" / "__init__.py").write_text("")
+        (folder / "package" / "part.py").write_text(f"WORD = '{word}'\n")
+        (folder / "json.py").write_text("WORD = 'no'\n")
+        files.append(folder / "reward.py")
+        files[-1].write_text(
+            "import json\nimport helper\nfrom package import part\nWORDS = helper.WORD, part.WORD\n"
+        )
+    loaded = [load_module(files[at], "rewards[x]") for at in (0, 1, 0)]
+    assert [module.WORDS for module in loaded] == [("one",) * 2, ("two",) * 2, ("one",) * 2]
+    assert loaded[1].helper.WORD == "two", "what was imported before stays"
+    assert not hasattr(loaded[0].json, "WORD")

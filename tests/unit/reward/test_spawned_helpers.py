@@ -9,11 +9,11 @@ TEXT = """
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-import helper_of_{name}
+import spawned_helper
 
 
 def double(number):
-    return helper_of_{name}.TIMES * number
+    return spawned_helper.TIMES * number
 
 
 def compute_score(numbers):
@@ -23,13 +23,13 @@ def compute_score(numbers):
 
 
 def test_a_spawned_process_finds_the_module(tmp_path: Path) -> None:
-    """Of two files with the same name."""
+    """Of two files with the same name, and helpers with the same name beside them."""
     found = []
     for times in (2, 3):
         folder = tmp_path / str(times)
         folder.mkdir()
-        (folder / f"helper_of_{times}.py").write_text(f"TIMES = {times}\n")
-        (folder / "reward.py").write_text(TEXT.replace("{name}", str(times)))
+        (folder / "spawned_helper.py").write_text(f"TIMES = {times}\n")
+        (folder / "reward.py").write_text(TEXT)
         found.append(load_module(folder / "reward.py", "rewards[a].path"))
 
     async def called() -> list[list[int]]:
