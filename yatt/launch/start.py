@@ -24,6 +24,9 @@ from yatt.obs.console import Console
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
+SHOWN_ROWS = 100
+"""Rows of metrics that the terminal's process keeps: it shows the newest ones and the time left."""
+
 
 def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     """Checks everything, opens the run folder, runs; returns the exit code.
@@ -69,7 +72,7 @@ def resume_run(
 
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
-    console = Console(RunView(paths, config.trainer.total_iterations))
+    console = Console(RunView(paths, config.trainer.total_iterations, most_rows=SHOWN_ROWS))
     signals: list[int] = []
     wait = FolderWait(
         root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,

@@ -13,6 +13,7 @@ from typing import Any
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
+from yatt.core.drop_counters import DROPPED_GROUPS, FAILED_GROUPS
 from yatt.core.reasons import cause_of
 from yatt.obs.events import UNREADABLE, as_event
 from yatt.obs.metrics import STEP, amount, as_row
@@ -24,7 +25,7 @@ DELAYED = "cannot be started yet"
 MOST_REASONS = 100
 """Number of different causes for dropped groups that are counted."""
 
-DROPS = ("rollout/dropped_groups", "rollout/failed_groups")
+DROPS = (DROPPED_GROUPS, FAILED_GROUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class RunView:
     attempt: int = 0
     nodes: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    most_rows: int = 0
+    """How many of the newest rows are kept, for a process that lives as long as the run; 0: all."""
+
+    num_dropped: float = 0.0
+    """Number of dropped prompt groups in all rows."""
+
     holders: dict[str, str] = field(default_factory=dict)
     slabs: SlabsNow = field(default_factory=SlabsNow)
     committed: int = 0
@@ -97,6 +104,9 @@ class RunView:
 
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
+    _steps: set[int] = field(default_factory=set)
+    """Iterations of all rows of the file."""
+
     _shown: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rows of the file before it was written anew: a resume writes the row of its checkpoint once more."""
 
@@ -123,12 +133,17 @@ class RunView:
                 if self.also is not None:
                     self.also(event)
         rows, fresh = self._metrics.read()
-        known = {row[STEP] for row in self.rows}
+        known = self._steps
         if fresh:
             self._shown = {row[STEP]: row for row in self.rows} or self._shown
-            self.rows = []
+            self.rows, self._steps, self.num_dropped = [], set(), 0.0
+        new = [row for row in rows if row[STEP] not in known and row != self._shown.get(row[STEP])]
         self.rows += rows
-        return [row for row in rows if row[STEP] not in known and row != self._shown.get(row[STEP])]
+        self._steps |= {row[STEP] for row in rows}
+        self.num_dropped += sum(amount(row, key) for row in rows for key in DROPS)
+        if self.most_rows:
+            del self.rows[: -self.most_rows]
+        return new
 
     def fold(self, event: dict[str, Any]) -> None:
         """Applies one event; adds sentences for the user to `news`. Events of a stale attempt are ignored."""
@@ -184,7 +199,7 @@ class RunView:
             "waits": dict(sorted(self.waits.items())),
             "silent_judges": dict(sorted(self.silent_judges.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
-            "dropped_groups": int(sum(amount(row, key) for row in self.rows for key in DROPS)),
+            "dropped_groups": int(self.num_dropped),
             "dropped_why": self._why_dropped(),
             "late_writes": self.num_late,
             "lost_lines": self.num_lost,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 from tests.obs_runs import make_run, metrics
@@ -83,3 +84,30 @@ def test_a_row_completes_a_draft_that_it_agrees_with():
     draft = {STEP: 4, "a": 1.0, "nan": math.nan}
     assert completes({**draft, "timing_s/step": 2.0}, draft) and completes(draft, draft)
     assert not completes({**draft, "a": 2.0}, draft) and not completes({STEP: 4, "a": 1.0}, draft)
+
+
+def test_a_view_that_keeps_few_rows_says_what_one_that_keeps_all_does(tmp_path):
+    """Through rewrites of the file at a resume, and repeated iterations."""
+    paths = make_run(tmp_path, rows=[{STEP: 0}])
+    views = [RunView(paths, 100), RunView(paths, 100, most_rows=5)]
+    draw, lines = random.Random(7), [{STEP: 0}]
+    for end in (30, 60, 45, 80):
+        begin = min(end - 20, len(lines))
+        lines = lines[:begin]
+        fresh = paths.metrics.with_suffix(".new")
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fresh.replace(paths.metrics)
+        while len(lines) < end:
+            more = [
+                {STEP: at, "timing_s/step": draw.random(), "rollout/dropped_groups": float(draw.randrange(3))}
+                for at in range(len(lines), min(end, len(lines) + draw.randrange(1, 9)))
+            ]
+            lines += more
+            with paths.metrics.open("a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in more))
+            new = [view.refresh() for view in views]
+            assert new[0] == new[1]
+            few, whole = views[1].summary(), views[0].summary()
+            assert {**few, "eta_s": 0} == {**whole, "eta_s": 0}
+    assert len(views[1].rows) == 5
+    assert views[0].num_dropped == sum(line.get("rollout/dropped_groups", 0.0) for line in lines)
