@@ -255,13 +255,16 @@ def read_answer(content: bytes) -> Said | None:
     """Returns the first choice of a chat completion; None if it is none."""
     try:
         choice = json.loads(content)["choices"][0]
-        text, reason = choice["message"]["content"], choice.get("finish_reason")
+        message = choice["message"]
+        text, reason = message["content"], choice.get("finish_reason")
+        has_reasoning = any(message.get(key) for key in ("reasoning_content", "reasoning"))
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
     if not isinstance(text, str | None):
         return None
     whole = (text or "").encode(errors="replace").decode()  # without halves of characters
-    return Said(text=whole, finish_reason="length" if reason == "length" else "stop")
+    end = "length" if reason == "length" else "stop"
+    return Said(text=whole, finish_reason=end, has_reasoning=has_reasoning)
 
 
 def retry_after_s(header: str) -> float:

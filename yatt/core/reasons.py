@@ -7,11 +7,12 @@ MOST_CAUSE = 300
 
 NO_VERDICT = "no readable verdict"
 CUT = ", which was cut"
+REASONING = ", beside which there was reasoning"
 
 _PLACE = re.compile(r"\bprompt \d+(?:, sample \d+)?: ")
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _EXAMPLE = re.compile(
-    rf"(?<={NO_VERDICT})(?: about samples [\d, ]+)? in {_QUOTED}({CUT} \([^)]*\))?"
+    rf"(?<={NO_VERDICT})(?: about samples [\d, ]+)? in {_QUOTED}({CUT} \([^)]*\)|{REASONING})?"
     rf"; the question was {_QUOTED}"
 )
 

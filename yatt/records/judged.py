@@ -8,8 +8,10 @@ REFUSED = "error"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """`finish_reason`: stop, length, abort, or `REFUSED`."""
+    """`finish_reason`: stop, length, abort, or `REFUSED`. `has_reasoning`: a service sent reasoning beside
+    the text."""
 
     text: str
     finish_reason: str
     error: str = ""
+    has_reasoning: bool = False

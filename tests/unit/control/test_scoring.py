@@ -1,6 +1,7 @@
 """Scores of one completion: what a failing function, an unreadable verdict or a lost machine costs."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.runs import HANG_S, RunFile
 from tests.tiny_models import make_scripted_model
+from tests.unit.adapters.test_judge_api import Service
 from tests.unit.control.engine_stand_in import completion
 from yatt.adapters.dataset import Row
 from yatt.config.load import load
@@ -18,6 +20,7 @@ from yatt.control.rollouts.groups import SampleState, new_group
 from yatt.control.rollouts.judging import Judge
 from yatt.control.rollouts.scoring import Scorer
 from yatt.control.rollouts.subject import Subject
+from yatt.core.reasons import cause_of
 from yatt.core.verdict import parse
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -40,7 +43,10 @@ class Bench:
             "name": "judge", "model": judge, "template": "{prompt}{completion}", "engine": "scripted",
             "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}}, "max_model_tokens": 64, **genrm,
         }  # fmt: skip
-        run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}})
+        run = RunFile(
+            folder,
+            {"genrms": [section], "launch": {"nodes": 1}, "run": {"deterministic": "api" not in section}},
+        )
         self.config = load([run.write()], [])
         self.open: dict[str, asyncio.Future[m.Completed]] = {}
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
@@ -135,6 +141,23 @@ def test_after_the_retries_the_group_is_dropped_or_the_named_score_is_used(
             "genrm 'judge', prompt 4, sample 0: no readable verdict in '?'; the question was '1 + 1 = 2'"
         )
         assert sample.is_users_failure
+
+
+def test_an_answer_with_only_reasoning_is_counted_and_told(tmp_path: Path) -> None:
+    """Of a service, which sends it apart from the text."""
+    message = {"role": "assistant", "content": None, "reasoning_content": "It is a 7, I think."}
+    content = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+    service = Service(lambda _: (200, {}, content))
+    try:
+        bench = Bench(tmp_path, [], good, api={"url": service.url}, engine="auto", retries=0)
+        sample = bench.score()
+    finally:
+        service.close()
+    assert "no readable verdict in '', beside which there was reasoning; the question was" in sample.failed
+    assert cause_of(sample.failed) == "genrm 'judge', no readable verdict, beside which there was reasoning"
+    assert bench.subject.counters == {
+        "genrm/judge/asked": 1, "genrm/judge/unparsable": 1, "genrm/judge/only_reasoning": 1,
+    }  # fmt: skip
 
 
 def test_a_verdict_that_was_cut_is_none(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from yatt.control.rollouts.groups import MOST_VERDICT, TRUNCATED, SampleState
 from yatt.control.rollouts.subject import Judged, Subject
 from yatt.core.placement import genrm_role
 from yatt.core.prompts import sample_seed
-from yatt.core.reasons import CUT, NO_VERDICT
+from yatt.core.reasons import CUT, NO_VERDICT, REASONING
 from yatt.core.verdict import Shown, render, structure_of
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -195,6 +195,8 @@ class Judge:
         for sample in question.about:
             sample.verdicts = {**sample.verdicts, genrm.name: said.text[-MOST_VERDICT:]}
         counters = question.subject.counters
+        if said.has_reasoning and not said.text.strip():
+            counters[f"genrm/{genrm.name}/only_reasoning"] += 1
         if said.finish_reason == TRUNCATED:
             counters[f"genrm/{genrm.name}/truncated"] += 1
             return None
@@ -238,11 +240,12 @@ def unreadable(genrm: GenRMSection, question: Question, said: Said) -> str:
     """Returns what a person is told of an answer without a verdict: answer, why it ended, and question."""
     about = [sample.index for sample in question.about]
     which = f" about samples {', '.join(map(str, about))}" if len(about) > 1 else ""
-    why = f"{CUT} (genrms[{genrm.name}].max_tokens is {genrm.max_tokens})"
+    why = REASONING if said.has_reasoning and not said.text.strip() else ""
+    if said.finish_reason == TRUNCATED:
+        why = f"{CUT} (genrms[{genrm.name}].max_tokens is {genrm.max_tokens})"
     asked = "".join(text for text, _ in render(genrm.template, question.shown))
     return (
-        f"{NO_VERDICT}{which} in {said.text[-MOST_SHOWN:]!r}"
-        f"{why if said.finish_reason == TRUNCATED else ''}; the question was {asked[-MOST_SHOWN:]!r}"
+        f"{NO_VERDICT}{which} in {said.text[-MOST_SHOWN:]!r}{why}; the question was {asked[-MOST_SHOWN:]!r}"
     )
 
 
