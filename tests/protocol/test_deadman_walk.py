@@ -5,13 +5,23 @@ does not answer; a requeue is lost on the way; the shared folder cannot be read 
 start is requeued at most once, never while its leader lives, and never the start after it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from yatt.core import deadman as rules
-from yatt.core.deadman import Action, Job, Limits, Observer, ObserverStage
+from yatt.core.deadman import (
+    LATER_S,
+    SPREAD_S,
+    Action,
+    Job,
+    Limits,
+    Observer,
+    ObserverStage,
+    limits_of,
+)
 
 LIMITS = Limits(silence_s=2.0, takeover_s=2.0)
 LAST_TICK = 6
@@ -242,3 +252,14 @@ def goes_on_without_the_claim(observer, event, limits):
 def test_a_planted_mistake_is_caught(wrong: Step) -> None:
     with pytest.raises(AssertionError, match=r"requeued while|start after|nobody requeues"):
         survey(wrong)
+
+
+def test_of_512_nodes_three_look_first_and_the_others_not_at_once() -> None:
+    """They look later than the witnesses' takeover, and never many in one second."""
+    waits = [limits_of(index).silence_s for index in range(1, 512)]
+    first = Limits()
+    assert [each for each in waits if each < first.silence_s + first.takeover_s] == [first.silence_s] * 3
+    by_second = Counter(int(each) for each in waits[3:])
+    assert max(by_second.values()) <= 27
+    assert max(waits) < first.silence_s + LATER_S + SPREAD_S
+    assert {limits_of(index).takeover_s for index in range(1, 512)} == {first.takeover_s}

@@ -58,6 +58,7 @@ from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import NodeTraining
 from yatt.control.writer_watch import watch_writer
 from yatt.control.writers import Writers
+from yatt.core.deadman import limits_of
 from yatt.errors import EXIT_WILL_CONTINUE, WorkerFailed
 from yatt.obs.events import EventLog
 from yatt.paths import rows_folder
@@ -188,7 +189,8 @@ class Session:
             await write_heartbeat(node.paths, node.attempt)
         elif node.requeue is not None:
             events = _event_log(node, self._to_file)
-            await DeadMan(node, node.requeue, events, partial(self._liveness.silence_s, 0)).run()
+            silence_s, limits = partial(self._liveness.silence_s, 0), limits_of(node.index)
+            await DeadMan(node, node.requeue, events, silence_s, limits).run()
         else:
             await asyncio.Event().wait()
 

@@ -35,6 +35,24 @@ class Limits:
     takeover_s: float = 20.0
 
 
+NUM_WITNESSES = 3
+"""Number of controllers that look for a dead leader first."""
+
+LATER_S, SPREAD_S = 20.0, 20.0
+"""The others look this much later, if the witnesses are gone too; and not all at once."""
+
+GOLDEN = 0.618033988749895
+"""Multiples of it, modulo 1, are spread evenly, however many there are (Weyl, equidistribution)."""
+
+
+def limits_of(index: int) -> Limits:
+    """Returns the limits of a node's controller. Of 512 that miss the leader, a few ask Slurm; the others are
+    ended by the next start before it is their turn."""
+    if index <= NUM_WITNESSES:
+        return Limits()
+    return Limits(silence_s=Limits().silence_s + LATER_S + SPREAD_S * (index * GOLDEN % 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Observer:
     """State of one controller's observer. The leader's `counter` was last seen to change at `moved_s`."""
