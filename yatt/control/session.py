@@ -39,7 +39,7 @@ from yatt.control.membership.deadman import DeadMan, write_heartbeat
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.liveness import Liveness
-from yatt.control.membership.newer_attempt import watch_newer_attempt
+from yatt.control.membership.newer_attempt import may_wait, watch_newer_attempt
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.rendezvous import meet
 from yatt.control.node import Node
@@ -156,7 +156,7 @@ class Session:
         works = [
             controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
             self._channel.failure(), peer_channel.failure(), parts.peers.failure(), parts.reports.run(),
-            watch_newer_attempt(node.paths, node.attempt, node.index, node.life), self._watch_launcher(),
+            self._watch_newer_attempt(), self._watch_launcher(),
             watch_writer(self._writers.lines, self._events),
             parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
         ]  # fmt: skip
@@ -203,6 +203,11 @@ class Session:
             meeting.cancel()
             over.result()
         return await meeting
+
+    async def _watch_newer_attempt(self) -> None:
+        node, silence_s = self._node, partial(self._liveness.silence_s, 0)
+        is_steady = partial(may_wait, node.index, node.config.launch.nodes, silence_s)
+        await watch_newer_attempt(node.paths, node.attempt, node.index, node.life, is_steady=is_steady)
 
     async def _watch_launcher(self) -> None:
         await self._given_up.wait()

@@ -13,10 +13,10 @@ from typing import Any
 from yatt.adapters.ledger import run_is_finished
 from yatt.adapters.lines import Tail
 from yatt.adapters.segments import SegmentTail
-from yatt.core.drop_counters import DROPPED_GROUPS, FAILED_GROUPS
 from yatt.core.reasons import cause_of
 from yatt.obs.events import UNREADABLE, as_event
 from yatt.obs.metrics import STEP, amount, as_row
+from yatt.obs.rows_seen import RowsSeen
 from yatt.obs.sentences import sentence_of
 from yatt.obs.slabs_now import SlabsNow
 from yatt.paths import RunPaths
@@ -24,8 +24,6 @@ from yatt.paths import RunPaths
 DELAYED = "cannot be started yet"
 MOST_REASONS = 100
 """Number of different causes for dropped groups that are counted."""
-
-DROPS = (DROPPED_GROUPS, FAILED_GROUPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,7 @@ class RunView:
     iteration: int = 0
     attempt: int = 0
     nodes: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    most_rows: int = 0
-    """How many of the newest rows are kept, for a process that lives as long as the run; 0: all."""
-
-    num_dropped: float = 0.0
-    """Number of dropped prompt groups in all rows."""
-
+    seen: RowsSeen = field(default_factory=RowsSeen)
     holders: dict[str, str] = field(default_factory=dict)
     slabs: SlabsNow = field(default_factory=SlabsNow)
     committed: int = 0
@@ -104,11 +96,6 @@ class RunView:
 
     _events: SegmentTail = field(init=False)
     _metrics: Tail = field(init=False)
-    _steps: set[int] = field(default_factory=set)
-    """Iterations of all rows of the file."""
-
-    _shown: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Rows of the file before it was written anew: a resume writes the row of its checkpoint once more."""
 
     def __post_init__(self) -> None:
         self._events = SegmentTail(self.paths.events, as_event)
@@ -118,6 +105,11 @@ class RunView:
     def is_finished(self) -> bool:
         """Whether the run is complete."""
         return run_is_finished(self.paths)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics, oldest first."""
+        return self.seen.rows
 
     @property
     def unreadable(self) -> int:
@@ -133,17 +125,7 @@ class RunView:
                 if self.also is not None:
                     self.also(event)
         rows, fresh = self._metrics.read()
-        known = self._steps
-        if fresh:
-            self._shown = {row[STEP]: row for row in self.rows} or self._shown
-            self.rows, self._steps, self.num_dropped = [], set(), 0.0
-        new = [row for row in rows if row[STEP] not in known and row != self._shown.get(row[STEP])]
-        self.rows += rows
-        self._steps |= {row[STEP] for row in rows}
-        self.num_dropped += sum(amount(row, key) for row in rows for key in DROPS)
-        if self.most_rows:
-            del self.rows[: -self.most_rows]
-        return new
+        return self.seen.take(rows, is_fresh=fresh)
 
     def fold(self, event: dict[str, Any]) -> None:
         """Applies one event; adds sentences for the user to `news`. Events of a stale attempt are ignored."""
@@ -199,7 +181,7 @@ class RunView:
             "waits": dict(sorted(self.waits.items())),
             "silent_judges": dict(sorted(self.silent_judges.items())),
             "alarms": [asdict(alarm) for alarm in self.alarms.values()],
-            "dropped_groups": int(self.num_dropped),
+            "dropped_groups": int(self.seen.num_dropped),
             "dropped_why": self._why_dropped(),
             "late_writes": self.num_late,
             "lost_lines": self.num_lost,

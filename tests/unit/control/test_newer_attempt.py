@@ -7,6 +7,7 @@ import pytest
 from tests.runs import HANG_S
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import publish, sealed
+from yatt.control.membership import newer_attempt
 from yatt.control.membership.newer_attempt import watch_newer_attempt
 from yatt.errors import StaleAttempt, WorkerFailed
 from yatt.paths import RunPaths
@@ -100,3 +101,34 @@ def test_a_look_at_the_folder_that_fails_ends_nobody(tmp_path, monkeypatch):
         watch.cancel()
 
     asyncio.run(play())
+
+
+def test_while_the_leader_is_heard_of_a_node_of_a_large_run_looks_seldom(tmp_path, monkeypatch):
+    """And at once when it is not."""
+    monkeypatch.setattr(newer_attempt, "STEADY_S", HANG_S)
+    paths = RunPaths(tmp_path)
+    mine = claim_attempt(paths)
+    looks, steady = [], [True]
+    monkeypatch.setattr(newer_attempt, "check_newest", lambda *_: looks.append(1))
+
+    async def watch() -> None:
+        watching = asyncio.create_task(
+            watch_newer_attempt(paths, mine, 1, period_s=PERIOD_S, is_steady=lambda: steady[0])
+        )
+        await asyncio.sleep(20 * PERIOD_S)
+        assert len(looks) == 1
+        steady[0] = False
+        async with asyncio.timeout(HANG_S):
+            while len(looks) < 3:
+                await asyncio.sleep(PERIOD_S)
+        watching.cancel()
+
+    asyncio.run(watch())
+
+
+@pytest.mark.parametrize(
+    ("node", "num_nodes", "silence_s", "may"),
+    [(5, 512, 1.0, True), (5, 512, 4.0, False), (5, 8, 1.0, False), (0, 512, 0.0, False)],
+)
+def test_a_check_may_wait_on_nodes_of_a_large_run_that_hear_of_the_leader(node, num_nodes, silence_s, may):
+    assert newer_attempt.may_wait(node, num_nodes, lambda: silence_s) is may

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.obs_runs import make_run, metrics
 from yatt.cli.look import _print_failure
 from yatt.obs.metrics import STEP, RowFile, completes
+from yatt.obs.rows_seen import RowsSeen
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
 
@@ -89,7 +90,7 @@ def test_a_row_completes_a_draft_that_it_agrees_with():
 def test_a_view_that_keeps_few_rows_says_what_one_that_keeps_all_does(tmp_path):
     """Through rewrites of the file at a resume, and repeated iterations."""
     paths = make_run(tmp_path, rows=[{STEP: 0}])
-    views = [RunView(paths, 100), RunView(paths, 100, most_rows=5)]
+    views = [RunView(paths, 100), RunView(paths, 100, seen=RowsSeen(5))]
     draw, lines = random.Random(7), [{STEP: 0}]
     for end in (30, 60, 45, 80):
         begin = min(end - 20, len(lines))
@@ -110,4 +111,4 @@ def test_a_view_that_keeps_few_rows_says_what_one_that_keeps_all_does(tmp_path):
             few, whole = views[1].summary(), views[0].summary()
             assert {**few, "eta_s": 0} == {**whole, "eta_s": 0}
     assert len(views[1].rows) == 5
-    assert views[0].num_dropped == sum(line.get("rollout/dropped_groups", 0.0) for line in lines)
+    assert views[0].seen.num_dropped == sum(line.get("rollout/dropped_groups", 0.0) for line in lines)
