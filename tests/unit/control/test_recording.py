@@ -15,9 +15,10 @@ from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
 from yatt.adapters.attempt_claim import newest_attempt
 from yatt.control.rollouts.groups import new_group
-from yatt.control.rollouts.recording import MOST_WAITING
+from yatt.control.rollouts.recording import MOST_FAILED, MOST_WAITING
 from yatt.control.rollouts.subject import Judged
 from yatt.core.verdict import Shown
+from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import RecordedIteration, read_iteration
 from yatt.records import message as m
@@ -102,6 +103,27 @@ def test_a_failed_sample_is_recorded_with_its_failure(make: Make) -> None:
     asyncio.run(iterate(bench, 1))
     failed = [each for each in recorded(bench, 1).samples if each["failed"]]
     assert failed and all("no number in it" in each["failed"] and each["reward"] is None for each in failed)
+
+
+@pytest.mark.parametrize("rollouts", ["sample", "none"])
+def test_samples_of_an_iteration_that_never_completes_are_there(make: Make, rollouts: str) -> None:
+    """A few, at once, whatever else is recorded: the run ends before it has trained on anything."""
+
+    async def fails(order: m.Score) -> m.Message:
+        return m.Failed(error="compute_score failed: KeyError: 'label'", exit_code=2)
+
+    bench = make(answers, fails, logging={"rollouts": rollouts})
+    with pytest.raises(ConfigError, match="prompt groups all failed"):
+        asyncio.run(iterate(bench, 1))
+    assert bench.writers.lines.flush(HANG_S)
+    found = read_iteration(bench.node.paths, 1)
+    if rollouts == "none":
+        assert found is None
+        return
+    assert found is not None and not found.is_whole
+    assert len(found.samples) == MOST_FAILED
+    assert all("KeyError: 'label'" in each["failed"] and each["dropped"] for each in found.samples)
+    assert all(each["texts"]["prompt"] and each["texts"]["completion"] for each in found.samples)
 
 
 def test_tokens_of_an_older_policy_are_named_and_the_sample_counts_as_carried(make: Make) -> None:

@@ -30,6 +30,9 @@ from yatt.obs.rollouts import HEAD, compressed, iterations_of, line_of
 MOST_WAITING = 2
 """Iterations that wait to be written; more than these would fill the memory."""
 
+MOST_FAILED = 3
+"""Dropped groups of an attempt of which a failed sample is written to `samples.jsonl` at once."""
+
 FORMAT = 1
 
 
@@ -60,6 +63,7 @@ class RolloutRecorder:
         self._versions: dict[int, int] = {}  # policy that samples an iteration's batch
         self._waiting: set[int] = set()
         self._has_example: set[str] = set()
+        self._num_failed = 0  # of which a sample was written
         self._is_all = self._section.rollouts == "all"
 
     # ---- while a batch is sampled ---------------------------------------------------------------
@@ -87,8 +91,21 @@ class RolloutRecorder:
 
     def dropped(self, iteration: int, group: PromptGroup, row: Row | None, why: str) -> None:
         """A group was dropped while this iteration's batch was sampled."""
+        if self._num_failed < MOST_FAILED and group.failure() is not None:
+            self._num_failed += 1
+            self._show_failed(iteration, EndedGroup(group=group, row=row, dropped=why))
         if self._is_all:
             self._dropped.append((iteration, self._ended(group, row, dropped=why)))
+
+    def _show_failed(self, iteration: int, ended: EndedGroup) -> None:
+        """Writes a failed sample at once: the iteration may never complete."""
+        if not self._node.is_leader or self._section.rollouts == "none":
+            return
+        version = self._versions.get(iteration, iteration - 1)
+        found = _Iteration(number=iteration, policy_version=version, groups=(ended,))
+        indexes = [sample.index for sample in ended.group.samples if sample.failed][:1]
+        for record in sample_records(ended, self._scorer, self._tokenizer, version, indexes):
+            self._writers.lines.append(self._node.paths.samples, line_of(self._stamp(found) | record))
 
     # ---- when it was trained on -----------------------------------------------------------------
 
