@@ -105,11 +105,18 @@ def _look_first_in(folder: Path) -> None:
         sys.path.insert(first, str(folder))
     others = _theirs - {folder.resolve()}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
         top = name.partition(".")[0]
         is_beside = (folder / f"{top}.py").exists() or (folder / top).is_dir()
-        if file and is_beside and not name.startswith(PREFIX) and others & {*Path(file).resolve().parents}:
+        if is_beside and not name.startswith(PREFIX) and _is_beside_files_of(module, others):
             del sys.modules[name]  # whoever has imported it keeps it
+
+
+def _is_beside_files_of(module: ModuleType, folders: set[Path]) -> bool:
+    """Whether a module is a file in one of these folders or below, and no installed one that lies there."""
+    file = getattr(module, "__file__", None)
+    parents = [*Path(file).resolve().parents] if file else []
+    theirs = next((each for each in parents if each in folders), None)
+    return theirs is not None and not any(ours in parents and theirs in ours.parents for ours in _OURS)
 
 
 def load_module(path: Path, key: str) -> ModuleType:

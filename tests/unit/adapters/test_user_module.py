@@ -98,3 +98,17 @@ def test_two_files_have_helpers_of_one_name(tmp_path: Path) -> None:
     assert [module.WORDS for module in loaded] == [("one",) * 2, ("two",) * 2, ("one",) * 2]
     assert loaded[1].helper.WORD == "two", "what was imported before stays"
     assert not hasattr(loaded[0].json, "WORD")
+
+
+def test_an_installed_module_below_another_users_folder_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the file's folder has one of its name, as `datasets`."""
+    packages = tmp_path / "one" / ".venv" / "site-packages"
+    written(packages / "installed.py", "WORD = 'new'\n")
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(user_module, "_OURS", [packages])
+    first = load_module(written(tmp_path / "one" / "reward.py", "import installed\n"), "rewards[x]")
+    (tmp_path / "two" / "installed").mkdir(parents=True)
+    second = load_module(written(tmp_path / "two" / "reward.py", "import installed\n"), "rewards[y]")
+    assert first.installed is second.installed
