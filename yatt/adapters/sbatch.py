@@ -99,8 +99,6 @@ def successor_script(text: str, components: Sequence[Fields], env: Mapping[str, 
         ValueError: the job's components are not those of the script.
     """
     options = [options_of_job(shown) for shown in components]
-    if "--mem-per-" in text or any("MemPerTres" in shown for shown in components):
-        options = [{k: v for k, v in each.items() if not k.startswith("mem")} for each in options]
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _HET.match(line)]
     marks = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
@@ -113,6 +111,9 @@ def successor_script(text: str, components: Sequence[Fields], env: Mapping[str, 
     ends = [*starts, last]
     for number in reversed(range(len(ends))):
         found = options[number]
+        begin = ends[number - 1] if number else 0
+        if any(line.startswith("#SBATCH") and "--mem-per-" in line for line in lines[begin : ends[number]]):
+            found = {key: value for key, value in found.items() if not key.startswith("mem")}
         nodes = env.get("SLURM_JOB_NUM_NODES" + (f"_HET_GROUP_{number}" if starts else ""), "")
         if nodes.isdigit():
             found["nodes"] = nodes
@@ -123,8 +124,6 @@ def successor_script(text: str, components: Sequence[Fields], env: Mapping[str, 
 def options_of_job(shown: Fields) -> dict[str, str]:
     """Returns sbatch's options of one component of a job: name, account, partition, QOS, time, memory."""
     found = {option: shown.get(field, "") for option, field in _OPTIONS.items()}
-    return {
-        option: value
-        for option, value in found.items()
-        if _VALUE.fullmatch(value) and not (option.startswith("mem") and value == "0")
-    }
+    if "MemPerTres" in shown:  # memory is counted by GPU
+        found = {option: value for option, value in found.items() if not option.startswith("mem")}
+    return {option: value for option, value in found.items() if _VALUE.fullmatch(value)}

@@ -36,7 +36,7 @@ _OURS = [Path(folder).resolve() for folder in sys.path if folder]
 """Folders of installed packages, whose caches Python may use; one may lie below a user's folder."""
 
 FOR_CHILDREN = f"yatt-modules-{os.getuid()}"
-"""Folder of modules that import users' files; users' folders follow it in the path."""
+"""Folder of modules that import users' files."""
 
 PREFIX = "yatt_user_"
 """Of the names of modules that are users' files."""
@@ -92,29 +92,33 @@ def _let_children_find(name: str, path: Path) -> None:
             sys.path.append(str(folder))
 
 
-def _look_first_in(folder: Path) -> None:
-    """Lets a file import those beside it, before files of the same name beside other users' files; never
-    instead of an installed module."""
-    # A spawned process has this one's path, but does not know which folders of it are users'.
-    first = next(
-        (at + 1 for at, each in enumerate(sys.path) if Path(each).name == FOR_CHILDREN), len(sys.path)
-    )
-    if str(folder) not in sys.path[:first]:  # else the user has put it there
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
-        sys.path.insert(first, str(folder))
+def _refuse_others_helpers(module: ModuleType, folder: Path, key: str) -> None:
+    """Refuses a file that has got a module beside another user's file instead of the one beside it: a name is
+    imported once in a process.
+
+    Raises:
+        ConfigError: it has.
+    """
     others = _theirs - {folder.resolve()}
-    for name, module in list(sys.modules.items()):
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if not isinstance(name, str) or name.startswith(PREFIX):
+            continue
+        if not isinstance(known := sys.modules.get(name), ModuleType):
+            continue
         top = name.partition(".")[0]
-        is_beside = (folder / f"{top}.py").exists() or (folder / top).is_dir()
-        if is_beside and not name.startswith(PREFIX) and _is_beside_files_of(module, others):
-            del sys.modules[name]  # whoever has imported it keeps it
+        is_beside = _is_in(known, others) and ((folder / f"{top}.py").exists() or (folder / top).is_dir())
+        if is_beside:
+            raise ConfigError(
+                f"{key}: {module.__file__} imports '{name}', and got {known.__file__}, which another user's "
+                "file has imported before. Rename one of the two, or put the files into one folder."
+            )
 
 
-def _is_beside_files_of(module: ModuleType, folders: set[Path]) -> bool:
+def _is_in(module: ModuleType, folders: set[Path]) -> bool:
     """Whether a module is a file in one of these folders or below, and no installed one that lies there."""
     file = getattr(module, "__file__", None)
-    parents = [*Path(file).resolve().parents] if file else []
+    parents = [*Path(file).resolve().parents] if folders and file else []
     theirs = next((each for each in parents if each in folders), None)
     return theirs is not None and not any(ours in parents and theirs in ours.parents for ours in _OURS)
 
@@ -138,7 +142,8 @@ def load_module(path: Path, key: str) -> ModuleType:
     sys.modules[spec.name] = module
     _let_children_find(spec.name, path)
     _import_from_source(path.parent.absolute())
-    _look_first_in(path.parent)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # a file beside it can be imported
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
@@ -150,6 +155,7 @@ def load_module(path: Path, key: str) -> ModuleType:
         ) from error
     except Exception as error:
         raise ConfigError(f"{key}: {where_raised(error, path)}: {words_of(error)}.") from error
+    _refuse_others_helpers(module, path.parent, key)
     return module
 
 

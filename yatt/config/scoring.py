@@ -183,7 +183,8 @@ class ApiSection:
 def _is_body(text: str) -> bool:
     try:
         found = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # among these: half a character
         return False
     return isinstance(found, dict) and not {"messages", "stream"} & found.keys()
 

@@ -186,16 +186,23 @@ def verdict_word(text: str, verdict: VerdictSection) -> str | None:
     return found.group(1).strip()
 
 
-_FENCED = re.compile(r"\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\s*```\s*", re.DOTALL)
+FENCE, FENCED = "```", ("```", "```json", "```JSON")
 """JSON between fences, as services write it that do not keep to a schema."""
+
+
+def _without_fences(text: str) -> str:
+    text = text.strip()
+    first, _, rest = text.partition("\n")
+    if first.strip() not in FENCED or not rest.endswith(FENCE):
+        return text
+    return rest.removesuffix(FENCE)
 
 
 def _json_word(text: str, key: str) -> str | None:
     if len(text) > MOST_JSON:
         return None
-    fenced = _FENCED.fullmatch(text)
     try:
-        value = json.loads(fenced[1] if fenced else text)
+        value = json.loads(_without_fences(text))
     except (ValueError, RecursionError):
         return None
     found = value.get(key) if isinstance(value, dict) else None

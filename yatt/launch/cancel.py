@@ -12,6 +12,9 @@ from yatt.launch.jobs import JobView, is_cut_off, job_view
 from yatt.paths import RunPaths
 
 POLL_S, LOOK_S = 0.5, 5.0
+MOST_SILENT = 3
+"""Questions without an answer after which the end of a job is not waited for."""
+
 CANCEL_LIMIT_S, OVER_LIMIT_S = 600.0, 60.0
 
 
@@ -78,8 +81,10 @@ def _stop(paths: RunPaths, attempt: int, slurm: Slurm) -> str:
 def _wait_until_over(paths: RunPaths, slurm: Slurm) -> None:
     """Waits until the job is gone, so that the next command does not find it; Slurm needs its KillWait."""
     until_s = clock.monotonic_s() + OVER_LIMIT_S
-    while clock.monotonic_s() < until_s:
-        view = job_view(paths, slurm)
+    num_silent = 0
+    while clock.monotonic_s() < until_s and num_silent < MOST_SILENT:
+        view = job_view(paths, slurm.within(PERSON_S))
+        num_silent += view.state == "UNKNOWN"
         if not view.job_id or (not view.is_alive and view.state != "UNKNOWN"):
             return
         time.sleep(POLL_S)

@@ -162,8 +162,8 @@ def refusal_of(reply: Reply) -> ConfigError | DeadlineExceeded:
     """Returns the error for sbatch's reply: DeadlineExceeded if the job may be queued in spite of it."""
     if reply.is_unreachable:
         return DeadlineExceeded(
-            f"sbatch gave no answer ({reply.says}). If the job is queued, it will run: `yatt status` shows "
-            "it, and `yatt submit` does not queue a second one."
+            f"sbatch gave no useful answer ({reply.says}). If the job is queued, it will run: `yatt status` "
+            "shows it, and `yatt submit` does not queue a second one."
         )
     return ConfigError(f"sbatch refused the job, nothing was queued: {reply.says}")
 

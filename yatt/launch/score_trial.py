@@ -95,7 +95,7 @@ def try_scores(config: RunConfig) -> list[TriedFunction]:
         The functions that were called.
 
     Raises:
-        ConfigError: one fails on all of them, or ends its process.
+        ConfigError: one fails at every call by an error that comes for any completion.
     """
     calls = _calls(config)
     keys = dict.fromkeys(call.function for call in calls)
@@ -166,8 +166,4 @@ def _ended(call: dict[str, Any], how: str, trial: TrialProcess) -> TriedCall:
     says = (
         f"the call ended its process ({how}){trial.last_words()}" if how else f"no answer within {CALL_S:g} s"
     )
-    is_killed = "SIGKILL" in how  # by a limit of this machine, perhaps
-    return TriedCall(
-        function=call["begins"], shown=call["shown"], place=call["place"], error=says,
-        is_mistake=bool(how and call["shown"] and not is_killed),
-    )  # fmt: skip
+    return TriedCall(function=call["begins"], shown=call["shown"], place=call["place"], error=says)

@@ -1,5 +1,6 @@
 """The rows of metrics that a view has read, also from a file that was written anew."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,11 @@ class RowsSeen:
     most_rows: int = 0
     rows: list[Row] = field(default_factory=list)
     num_dropped: float = 0.0
-    _steps: set[int] = field(default_factory=set)
-    """Iterations of all rows of the file."""
+    _seen: dict[int, int] = field(default_factory=dict)
+    """A number for the content of the newest row of each iteration of the file."""
 
-    _shown: dict[int, Row] = field(default_factory=dict)
-    """Rows of the file before it was written anew: a resume writes the row of its checkpoint once more."""
+    _shown: dict[int, int] = field(default_factory=dict)
+    """The same of the file before it was written anew: a resume writes its checkpoint's row once more."""
 
     def take(self, rows: list[Row], *, is_fresh: bool) -> list[Row]:
         """Takes rows that were read; returns those that are new.
@@ -33,13 +34,15 @@ class RowsSeen:
         Args:
             is_fresh: the file was written anew, and these are its rows from the beginning.
         """
-        known = self._steps
+        known = self._seen
         if is_fresh:
-            self._shown = {row[STEP]: row for row in self.rows} or self._shown
-            self.rows, self._steps, self.num_dropped = [], set(), 0.0
-        new = [row for row in rows if row[STEP] not in known and row != self._shown.get(row[STEP])]
+            self._shown = self._seen or self._shown
+            self.rows, self._seen, self.num_dropped = [], {}, 0.0
+        numbers = [hash(json.dumps(row, sort_keys=True)) for row in rows]
+        both = list(zip(rows, numbers, strict=True))
+        new = [row for row, number in both if row[STEP] not in known and number != self._shown.get(row[STEP])]
         self.rows += rows
-        self._steps |= {row[STEP] for row in rows}
+        self._seen.update((row[STEP], number) for row, number in both)
         self.num_dropped += sum(amount(row, key) for row in rows for key in (DROPPED_GROUPS, FAILED_GROUPS))
         if self.most_rows:
             del self.rows[: -self.most_rows]

@@ -42,7 +42,7 @@ library), or of a completion that is not in the form that the function wants."""
 def is_mistake(error: BaseException) -> bool:
     """Whether the error would come again for any completion, on any machine. Not if a pattern did not match
     (None has no group), or a variable of the environment is missing, which a job may have."""
-    if not isinstance(error, MISTAKES) or "NoneType" in str(error):
+    if not isinstance(error, MISTAKES) or isinstance(error, UnboundLocalError) or "NoneType" in str(error):
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return not (frames and frames[-1].filename in (os.__file__, "<frozen os>"))

@@ -144,7 +144,20 @@ def test_fields_of_the_body_are_added_replaced_and_taken_out(serve) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", ["[1]", "{", '{"messages": []}', '{"stream": true}', "null", "1" * 5000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[1]",
+        "{",
+        '{"messages": []}',
+        '{"stream": true}',
+        "null",
+        "1" * 5000,
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+    ],
+)
 def test_a_body_that_is_no_object_of_fields_is_refused(body: str) -> None:
     with pytest.raises(ValueError, match="body is not a JSON object"):
         ApiSection(url="https://a.example/v1", body=body)

@@ -169,13 +169,17 @@ def test_each_component_gets_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_memory_that_is_not_limited_or_is_counted_otherwise_is_left_out() -> None:
-    assert "mem" not in options_of_job({**JOB, "MinMemoryNode": "0"})
-    for script, shown in (
-        ("#SBATCH --mem-per-gpu=4G\n", JOB), ("#SBATCH --nodes=1\n", {**JOB, "MemPerTres": "gres:gpu:4096"}),
-    ):  # fmt: skip
-        lines = successor_script(f"#!/bin/bash\n{script}true\n", [shown], {}).splitlines()
-        assert not any(line.startswith("#SBATCH --mem=") for line in lines)
+def test_memory_that_is_counted_otherwise_is_left_out_of_that_component() -> None:
+    assert "mem" not in options_of_job({**JOB, "MinMemoryNode": "0", "MemPerTres": "gres:gpu:4096"})
+    assert options_of_job({**JOB, "MinMemoryNode": "0"})["mem"] == "0", "all of it"
+    script = (
+        "#!/bin/bash\n#SBATCH --mem-per-gpu=4G\n#SBATCH hetjob\n#SBATCH -p b\n# --mem-per-cpu\n"
+        "srun --mem-per-cpu=1G true\n"
+    )
+    lines = successor_script(script, [JOB, JOB], {}).splitlines()
+    at = lines.index("#SBATCH hetjob")
+    assert not any(line.startswith("#SBATCH --mem=") for line in lines[:at])
+    assert "#SBATCH --mem=4G" in lines[at:]
 
 
 def test_components_that_only_the_command_line_had_are_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from yatt.adapters import user_module
 from yatt.adapters.user_module import load_module
+from yatt.errors import ConfigError
 
 MADE = ("helper", "package", "package.part", "installed")
 
@@ -80,35 +81,28 @@ def test_modules_without_a_source_and_those_of_an_archive_are_found(tmp_path: Pa
     assert (module.helper.WORD, module.installed.WORD) == ("new", "zipped")
 
 
-def test_two_files_have_helpers_of_one_name(tmp_path: Path) -> None:
-    """Each gets its own, also when it is loaded again; and a module that is installed wins over both."""
-    files = []
+@pytest.mark.parametrize("how", ["import helper", "from helper import work", "from helper import Thing as T"])
+def test_a_file_that_would_get_another_files_helper_is_refused(tmp_path: Path, how: str) -> None:
+    """A name is imported once in a process: it would be scored with the other one's code."""
     for word in ("one", "two"):
-        folder = tmp_path / word
-        (folder / "package").mkdir(parents=True)
-        (folder / "helper.py").write_text(f"WORD = '{word}'\n")
-        (folder / "package" / "__init__.py").write_text("")
-        (folder / "package" / "part.py").write_text(f"WORD = '{word}'\n")
-        (folder / "json.py").write_text("WORD = 'no'\n")
-        files.append(folder / "reward.py")
-        files[-1].write_text(
-            "import json\nimport helper\nfrom package import part\nWORDS = helper.WORD, part.WORD\n"
-        )
-    loaded = [load_module(files[at], "rewards[x]") for at in (0, 1, 0)]
-    assert [module.WORDS for module in loaded] == [("one",) * 2, ("two",) * 2, ("one",) * 2]
-    assert loaded[1].helper.WORD == "two", "what was imported before stays"
-    assert not hasattr(loaded[0].json, "WORD")
+        (tmp_path / word).mkdir()
+        text = f"def work():\n    return '{word}'\n\n\nclass Thing:\n    pass\n"
+        (tmp_path / word / "helper.py").write_text(text)
+        (tmp_path / word / "reward.py").write_text(f"import json\n{how}\n")
+    load_module(tmp_path / "one" / "reward.py", "rewards[x].path")
+    load_module(tmp_path / "one" / "reward.py", "rewards[x].path")
+    with pytest.raises(ConfigError, match=r"two/reward.* imports 'helper', and got .*one/"):
+        load_module(tmp_path / "two" / "reward.py", "rewards[y].path")
 
 
-def test_an_installed_module_below_another_users_folder_stays_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if the file's folder has one of its name, as `datasets`."""
-    packages = tmp_path / "one" / ".venv" / "site-packages"
-    written(packages / "installed.py", "WORD = 'new'\n")
-    monkeypatch.syspath_prepend(packages)
-    monkeypatch.setattr(user_module, "_OURS", [packages])
-    first = load_module(written(tmp_path / "one" / "reward.py", "import installed\n"), "rewards[x]")
-    (tmp_path / "two" / "installed").mkdir(parents=True)
-    second = load_module(written(tmp_path / "two" / "reward.py", "import installed\n"), "rewards[y]")
-    assert first.installed is second.installed
+def test_a_helper_that_only_one_of_two_files_has_is_its_own(tmp_path: Path) -> None:
+    """Also an installed module that lies in the other one's folder stays what it is."""
+    for word in ("one", "two"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / f"helper_{word}.py").write_text(f"WORD = '{word}'\n")
+        (tmp_path / word / "json").mkdir()
+        (tmp_path / word / "reward.py").write_text(f"import json\nimport helper_{word} as h\n")
+    loaded = [load_module(tmp_path / word / "reward.py", "rewards[x].path") for word in ("one", "two")]
+    assert [module.h.WORD for module in loaded] == ["one", "two"]
+    for word in ("one", "two"):
+        del sys.modules[f"helper_{word}"]

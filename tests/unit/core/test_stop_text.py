@@ -1,6 +1,8 @@
 """A stop text across a seam is found wherever it lies, and ends the turn where an engine would have."""
 
+import pytest
 from hypothesis import given, settings, strategies as st
+from tokenizers import decoders
 
 from yatt.core.stop_text import stop_across
 
@@ -36,19 +38,22 @@ def test_it_is_what_a_look_at_the_whole_text_finds(ids: list[int], num_before: i
     assert found == wanted
 
 
-def test_a_character_of_several_tokens_is_one_character() -> None:
-    """Tokens that are bytes, as byte fallback gives: a seam within a character, or before it."""
-    text = "ab结束标志cd"
-    ids = list(text.encode())
-    ends = len("ab结束标志".encode())
+@pytest.mark.parametrize("head", ["ab", "你", "ab你好世界", "你好。", ""])
+def test_a_character_of_several_tokens_is_one_character(head: str) -> None:
+    """Tokens that are bytes, by the real decoder, which may show a whole run of them as unfinished."""
+    stop = "结束标志"
+    ids = list(f"{head}{stop}cd".encode())
+    begin, ends = len(head.encode()), len(f"{head}{stop}".encode())
+    decoder = decoders.ByteFallback()
 
     def of_bytes(some: list[int]) -> str:
-        return bytes(some).decode(errors="replace")
+        return "".join(decoder.decode([f"<0x{each:02X}>" for each in some]))
 
-    for seam in range(3, ends):
-        assert stop_across(ids, seam, ["结束标志"], of_bytes) == ends, seam
-    assert stop_across(ids, 4, ["结"], of_bytes) == 5
-    assert stop_across(ids, 5, ["结"], of_bytes) is None
+    for seam in range(begin + 1, ends):
+        assert stop_across(ids, seam, [stop], of_bytes) == ends, seam
+        assert stop_across(ids, seam, [stop], lambda some: bytes(some).decode(errors="replace")) == ends, seam
+    assert stop_across(ids, begin + 1, ["结"], of_bytes) == begin + 3
+    assert begin == 0 or stop_across(ids, begin, ["结"], of_bytes) is None
 
 
 def test_a_stop_text_that_lies_on_one_side_is_the_engines() -> None:

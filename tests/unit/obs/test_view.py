@@ -91,13 +91,19 @@ def test_a_view_that_keeps_few_rows_says_what_one_that_keeps_all_does(tmp_path):
     """Through rewrites of the file at a resume, and repeated iterations."""
     paths = make_run(tmp_path, rows=[{STEP: 0}])
     views = [RunView(paths, 100), RunView(paths, 100, seen=RowsSeen(5))]
+    assert [len(view.refresh()) for view in views] == [1, 1]
     draw, lines = random.Random(7), [{STEP: 0}]
     for end in (30, 60, 45, 80):
         begin = min(end - 20, len(lines))
-        lines = lines[:begin]
+        again, lines = lines[begin : begin + 1], lines[:begin]
         fresh = paths.metrics.with_suffix(".new")
         fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
         fresh.replace(paths.metrics)
+        assert views[0].refresh() == views[1].refresh() == []
+        lines += again  # of the checkpoint, which was shown before
+        with paths.metrics.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in again))
+        assert views[0].refresh() == views[1].refresh() == []
         while len(lines) < end:
             more = [
                 {STEP: at, "timing_s/step": draw.random(), "rollout/dropped_groups": float(draw.randrange(3))}

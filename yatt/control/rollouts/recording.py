@@ -101,6 +101,8 @@ class RolloutRecorder:
         """Writes a failed sample at once: the iteration may never complete."""
         if not self._node.is_leader or self._section.rollouts == "none":
             return
+        if not self._section.samples_per_iteration:
+            return
         version = self._versions.get(iteration, iteration - 1)
         found = _Iteration(number=iteration, policy_version=version, groups=(ended,))
         indexes = [sample.index for sample in ended.group.samples if sample.failed][:1]
