@@ -34,4 +34,5 @@ class EnvironmentSection:
 
     trial: bool = True
     """Before each start, call the function on a few rows, with the ground truth and with an empty text as the
-    policy's turn; a function that fails on all of them is refused."""
+    policy's turn. It is refused if every call fails by a missing key, attribute or name, or a wrong type;
+    other failures are told."""

@@ -64,7 +64,8 @@ class RewardSection:
 
     trial: bool = True
     """Before each start, call the function on a few rows, with the ground truth and with an empty text as
-    completion; a function that fails on all of them is refused."""
+    completion. It is refused if every call fails by a missing key, attribute or name, or a wrong type; other
+    failures are told."""
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")

@@ -36,9 +36,8 @@ def work_of(name: str, root: Path) -> DelayedSubmission:
 
 def main() -> None:
     """Entry point of the batch script."""
-    from submitit.core.submission import (
-        process_job,
-    )  # it imports numpy, and `yatt submit` imports this module
+    # Here, because it imports numpy, and `yatt submit` imports this module.
+    from submitit.core.submission import process_job
 
     name, root = sys.argv[1], Path(sys.argv[2])
     folder = RunPaths(root).submitit

@@ -120,8 +120,7 @@ class Episodes:
         if completed.finish_reason == "error":  # refused: the engine cannot run it
             sample.fail(f"{subject.place}: {completed.error}", is_users=True)
             return False
-        has_begun = bool(sample.turns) and sample.turns[-1].is_sampled and not sample.is_turn_over
-        num_before = sample.turns[-1].num_tokens if has_begun else 0
+        num_before = sample.turns[-1].num_tokens if sample.has_begun_turn else 0
         sample.extend(completed.token_ids, completed.logprobs, completed.policy_version)
         subject.counters["rollout/tokens"] += len(completed.token_ids) // 4
         if self._ends_across(sample, num_before):

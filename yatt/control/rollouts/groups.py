@@ -76,9 +76,14 @@ class SampleState(msgspec.Struct, kw_only=True):
         """Whether the policy has ended its turn, and nothing has answered yet."""
         return bool(self.turns) and bool(self.turns[-1].finish_reason)
 
+    @property
+    def has_begun_turn(self) -> bool:
+        """Whether the policy has sampled a part of its present turn."""
+        return bool(self.turns) and self.turns[-1].is_sampled and not self.is_turn_over
+
     def extend(self, ids: bytes, logprobs: bytes, policy_version: int) -> None:
         """Appends packed tokens that `policy_version` sampled to the policy's present turn."""
-        has_begun = bool(self.turns) and self.turns[-1].is_sampled and not self.is_turn_over
+        has_begun = self.has_begun_turn
         turn = self.turns[-1] if has_begun else Turn(b"", is_sampled=True)
         self.turns = [*self.turns[: len(self.turns) - has_begun], turn.longer(ids, logprobs, policy_version)]
 
