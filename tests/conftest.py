@@ -162,6 +162,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
+IMPORTED_IN_USE = ("megatron.core", "mlflow", "vllm", "wandb")
+"""Packages that take seconds to import. Each process of tests collects all modules, and a few use these."""
+
+
 def is_quick(item: pytest.Item) -> bool:
     return item.nodeid.startswith(QUICK_FOLDERS) and not any(map(item.get_closest_marker, LONG_MARKS))
 
@@ -170,6 +174,9 @@ def is_quick(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Chooses the part, and puts the longest tests first."""
     part = config.getoption("--part")
+    dear = [name for name in IMPORTED_IN_USE if name in sys.modules]
+    if part == "long" and dear:
+        raise pytest.UsageError(f"a test module imports {', '.join(dear)}: tests are to (tests/packages.py)")
     quick = {item.nodeid for item in items if is_quick(item)}
     kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])

@@ -186,12 +186,20 @@ def popen(words: list[str], *, env: dict[str, str], **how: Any) -> "subprocess.P
 
 
 def run_to_end(
-    words: list[str], *, env: dict[str, str], timeout_s: float, cwd: Path | None = None
+    words: list[str],
+    *,
+    env: dict[str, str],
+    timeout_s: float,
+    cwd: Path | None = None,
+    typed: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """As `subprocess.run`, likewise."""
-    with popen(words, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """As `subprocess.run`, likewise. `typed`: its standard input, instead of an inherited one."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if typed is not None:
+        pipes["stdin"] = subprocess.PIPE
+    with popen(words, env=env, cwd=cwd, text=True, **pipes) as process:
         try:
-            output, errors = process.communicate(timeout=timeout_s)
+            output, errors = process.communicate(typed, timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
@@ -220,13 +228,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(holds: Callable[[], Any], *, timeout_s: float = HANG_S / LOADED, what: str) -> Any:
-    """Until `holds()` is true; gives its value. `timeout_s` is for a machine with nothing else to do."""
+    """Until `holds()` is true; gives its value. `timeout_s` is for a machine with nothing else to do. What is
+    asked of Slurm starts a process each time: the pauses are ten times as long as the question took."""
     timeout_s *= LOADED
     until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+    while (asked := time.monotonic()) < until:
         if value := holds():
             return value
-        time.sleep(0.02)
+        time.sleep(min(max(10 * (time.monotonic() - asked), 0.02), 0.5))
     raise AssertionError(f"waited {timeout_s:g} s for {what}")
 
 

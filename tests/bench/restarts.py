@@ -72,7 +72,8 @@ def _drill(folder: Path, *, nurseries: bool) -> dict[str, list[float]]:
         process = subprocess.Popen(argv, env=environment(), stdout=out, stderr=out)
     try:
         _wait_iterations(made, 4)
-        time.sleep(10)  # nurseries have imported beside the first workers
+        if nurseries:
+            wait_for(lambda: _engines_can_be_forked(made), timeout_s=LIMIT_S, what="the engines' nursery")
         return {
             **{
                 name: [_until_two_more(made, begin) for _ in range(REPETITIONS)]
@@ -91,6 +92,12 @@ def _iteration(made: RunFile) -> int:
 
 def _wait_iterations(made: RunFile, number: int) -> None:
     wait_for(lambda: _iteration(made) >= number, timeout_s=LIMIT_S, what=f"iteration {number}")
+
+
+def _engines_can_be_forked(made: RunFile) -> bool:
+    """A single trainer rank has no nursery: it is not started again in its attempt."""
+    events = rows(made.run_dir / "events.jsonl")
+    return any(e["kind"] == "nursery.ready" and "vllm" in e["nursery"] for e in events)
 
 
 def _starts(made: RunFile, begin: str) -> list[int]:

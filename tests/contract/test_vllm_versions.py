@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.contract.test_engine import options_for
+from tests.packages import needs
 from tests.tiny_models import make_qwen3, publish_tensors
 from tests.unit.weights.test_registered_memory import Cuda
 from yatt.engine.build import build_engine
@@ -12,7 +13,7 @@ from yatt.engine.vllm import attention_arguments
 from yatt.weights import published
 from yatt.weights.registered_memory import MemoryRegistrar
 
-pytest.importorskip("vllm")
+pytestmark = needs("vllm")
 GIB = 1 << 30
 
 

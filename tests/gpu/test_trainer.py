@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.rank import Rank
+from tests.packages import needs
 from tests.tiny_models import VOCAB_SIZE
 from yatt.records import message as m
 
-pytest.importorskip("megatron.core")
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [needs("megatron"), pytest.mark.gpu, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 PROBE = [[(7 * row + 3 * at) % VOCAB_SIZE for at in range(24)] for row in range(3)]

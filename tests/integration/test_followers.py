@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,8 @@ from yatt.config.load import load_resolved
 from yatt.launch.follower import Followers
 from yatt.obs.metrics import STEP, RowFile
 from yatt.obs.trackers.follow import Rows, Samples, sends_at_once, tracked_run
-from yatt.obs.trackers.mlflow import metric_name
 from yatt.obs.trackers.state import SAMPLES, TrackerState
-from yatt.obs.trackers.wandb import settings_of
+from yatt.obs.trackers.tracker import TrackedRun
 
 OFFLINE = {"wandb_mode": "offline", "wandb_project": "tests"}
 OWN = """
@@ -393,6 +393,8 @@ def test_mlflow_has_one_run_over_all_starts_with_each_step_once(tmp_path):
 )
 def test_names_of_metrics_that_mlflow_accepts(key, name):
     validation = pytest.importorskip("mlflow.utils.validation")
+    from yatt.obs.trackers.mlflow import metric_name
+
     assert metric_name(key) == name
     validation._validate_metric_name(name)
 
@@ -474,9 +476,15 @@ def test_each_step_is_new_once(tmp_path):
     assert list(rows.until(9)) == [{STEP: 4, "a": 5.0}], "of a file that was written anew"
 
 
+def wandb_settings(run: TrackedRun) -> dict[str, Any]:
+    from yatt.obs.trackers.wandb import settings_of
+
+    return settings_of(run)
+
+
 def test_only_an_online_run_asks_wandb_to_resume(tmp_path):
     paths = make_run(tmp_path, logging={"wandb_mode": "online", "wandb_name": "mine"})
-    settings = settings_of(run_of(paths))
+    settings = wandb_settings(run_of(paths))
     assert (settings["resume"], settings["name"], settings["id"]) == ("allow", "mine", run_id(paths))
 
 
@@ -513,11 +521,11 @@ def test_values_of_storage_options_are_not_told(tmp_path):
         checkpoint={"url": "s3://b/y", "storage_options": options},
         run={"dir": str(tmp_path / "run"), "from_checkpoint": origin},
     )
-    told = settings_of(run_of(paths))["config"]
+    told = wandb_settings(run_of(paths))["config"]
     assert told["checkpoint"]["storage_options"] == {"endpoint_url": "***", "profile": "***"}
     assert "internal" not in repr(told) and "hidden-profile" not in repr(told)
 
 
 def test_the_webhooks_url_is_not_told(tmp_path):
     paths = make_run(tmp_path, logging={"wandb_project": "p", "webhook_url": "https://chat/services/secret"})
-    assert "secret" not in repr(settings_of(run_of(paths)))
+    assert "secret" not in repr(wandb_settings(run_of(paths)))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import needs
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 420
 
-pytest.importorskip("megatron.core")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [needs("megatron"), pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 def gsm8k() -> Path:

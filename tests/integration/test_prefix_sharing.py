@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.packages import needs
 from tests.tiny_models import VOCAB_SIZE, make_qwen3
 from tests.unit.core.test_placement import config as colocated
 from yatt.adapters.channel import Channel
@@ -26,7 +27,7 @@ from yatt.core.placement import ROLLOUT, place
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
-pytest.importorskip("vllm")
+pytestmark = needs("vllm")
 GROUPS, N, PROMPT_TOKENS = 6, 8, 512
 MOST_RATIO = 1.1
 

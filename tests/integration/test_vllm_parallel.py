@@ -20,6 +20,7 @@ from tests.contract.test_engine import (
     sample,
     transformers_logprobs,
 )
+from tests.packages import needs, version_of
 from tests.runs import wait_for
 from tests.tiny_models import make_qwen3, publish
 from yatt.adapters import shared_memory
@@ -28,7 +29,7 @@ from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
 from yatt.records import message as m
 
-vllm = pytest.importorskip("vllm")
+pytestmark = needs("vllm")
 
 
 @pytest.mark.slow
@@ -82,7 +83,7 @@ def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
     kinds = {re.match(r"psm|sem\.mp-|vllm", name)[0] for name in files}
     # vLLM's build for other CPUs has none, nor has version 0.26 of this build.
     has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text()
-    has_own_memory = has_avx512 and Version(vllm.__version__) >= Version("0.27")
+    has_own_memory = has_avx512 and version_of("vllm") >= Version("0.27")
     assert kinds == {"psm", "sem.mp-", *(("vllm",) if has_own_memory else ())}
     assert shared_memory.remove_unused(files, limit_s=10.0) == set()
     assert not files & shared_memory.listed()

@@ -14,14 +14,15 @@ from tests.contract.test_engine import (
     sample,
     transformers_logprobs,
 )
+from tests.packages import needs, version_of
 from tests.tiny_models import make_qwen3, make_sigmoid_moe, publish
 from yatt.engine.build import build_engine
 from yatt.engine.environment import prepare
 from yatt.records.message import pack_ids
 
-vllm = pytest.importorskip("vllm")
+pytestmark = needs("vllm")
 
-IS_OLDEST = Version(vllm.__version__) < Version("0.27")
+IS_OLDEST = version_of("vllm") < Version("0.27")
 BEFORE_THE_FAULT = pytest.mark.skipif(IS_OLDEST, reason="vLLM 0.26 does not have this fault")
 LATENT_ATTENTION = pytest.mark.skipif(IS_OLDEST, reason="vLLM 0.26 has no latent attention on CPU")
 

@@ -33,7 +33,8 @@ class Cluster:
         if other := self.settings.get("OTHER"):
             path.insert(0, f"{other}/bin")
         inherited["PATH"] = os.pathsep.join(path)
-        return {**inherited, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.root / "etc" / "slurm.conf")}
+        ours = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        return {**inherited, **ours, "SLURM_CONF": str(self.root / "etc" / "slurm.conf")}
 
     @property
     def nodes(self) -> list[str]:

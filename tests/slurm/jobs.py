@@ -80,12 +80,7 @@ class SubmittedRun:
         self, *arguments: str, timeout_s: float = 120, **more: str
     ) -> "subprocess.CompletedProcess[str]":
         """The command as a user of the cluster types it; `more` is for its environment."""
-        env = {
-            **self.cluster.env,
-            "PYTHONWARNINGS": "ignore",
-            "XDG_STATE_HOME": str(self.file.folder / "state"),
-            **more,
-        }
+        env = {**self.cluster.env, "XDG_STATE_HOME": str(self.file.folder / "state"), **more}
         return run_to_end(command(*arguments), env=env, timeout_s=timeout_s * LOADED)
 
     def submit(self) -> str:
@@ -149,8 +144,8 @@ class SubmittedRun:
         """Until the run is finished and its job completed."""
 
         def over() -> bool:
-            state = self.cluster.show_job(int(job_id))["JobState"]
-            return run_is_finished(self.paths) and state == "COMPLETED"
+            is_finished = run_is_finished(self.paths)
+            return is_finished and self.cluster.show_job(int(job_id))["JobState"] == "COMPLETED"
 
         self._wait(over, timeout_s, "the run to finish")
 

@@ -1,13 +1,12 @@
 """A cluster that binds tasks to cores: a process of a run may use all CPUs that the job has on its node."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, command, living
+from tests.runs import ROOT, command, living, run_to_end
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
 
@@ -62,9 +61,7 @@ def test_diagnose_tries_the_step_that_a_run_would_have(binding: Cluster, tmp_pat
 
 
 def diagnose(cluster: Cluster, folder: Path, site: Path) -> str:
-    done = subprocess.run(
-        command("diagnose", "--site", str(site), "--nodes", "2"), env=cluster.env, cwd=folder,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    argv = command("diagnose", "--site", str(site), "--nodes", "2")
+    done = run_to_end(argv, env=cluster.env, cwd=folder, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

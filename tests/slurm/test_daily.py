@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from submitit.core.utils import FailedJobError
 
-from tests.runs import HANG_S, REWARD, RunFile, command, environment, kill, start, wait_for, yatt
+from tests.runs import HANG_S, REWARD, RunFile, command, kill, popen, start, wait_for, yatt
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
 from yatt.adapters.ledger import attempts
@@ -100,10 +100,8 @@ def check_stacks(run: SubmittedRun, job_id: str, monkeypatch) -> None:
 
 def followed(run: SubmittedRun, *arguments: str) -> "subprocess.Popen[str]":
     """A command that goes on until it is ended; its output is read then."""
-    return subprocess.Popen(
-        command(*arguments), env={**run.cluster.env, "PYTHONWARNINGS": "ignore"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return popen(command(*arguments), env=run.cluster.env, **how)
 
 
 def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, reference, tmp_path) -> None:
@@ -224,7 +222,5 @@ def test_a_run_of_this_machine_is_cancelled_as_well(tmp_path: Path) -> None:
         run.kill()
         run.communicate()
     assert "stopped after iteration" in done.stdout
-    shown = subprocess.run(
-        command("status", str(file.run_dir)), env=environment(), capture_output=True, text=True, check=True
-    )
+    shown = yatt("status", str(file.run_dir))
     assert ": stopped, attempt 1\n  why         cancelled by its user" in shown.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import HANG_S, ROOT, command
+from tests.runs import HANG_S, ROOT, command, run_to_end
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
@@ -16,7 +16,7 @@ SITE = str(ROOT / "configs" / "sites" / "testcluster.yaml")
 
 def diagnose(cluster: Cluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
     argv = command("diagnose", "--site", SITE, *arguments)
-    return subprocess.run(argv, env=cluster.env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    return run_to_end(argv, env=cluster.env, timeout_s=HANG_S)
 
 
 def test_the_test_cluster_is_fit_for_a_run_but_kills_soon(cluster: Cluster) -> None:
@@ -54,9 +54,7 @@ def test_a_network_interface_that_nodes_lack_is_said_of_each(cluster: Cluster, t
     site = tmp_path / "site.yaml"
     site.write_text("interface: ib7\nsignal_lead_s: 10\n")
     argv = command("diagnose", "--site", str(site), "--nodes", "2")
-    done = subprocess.run(
-        argv, env=cluster.env, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = run_to_end(argv, env=cluster.env, cwd=tmp_path, timeout_s=HANG_S)
     assert done.returncode == 2
     assert "fail n1: site interface: 'ib7' has no address" in done.stdout
     assert "fail n2: site interface: 'ib7' has no address" in done.stdout

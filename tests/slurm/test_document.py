@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.runs import LOADED, ROOT, command, wait_for
+from tests.runs import LOADED, ROOT, command, run_to_end, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
 
@@ -33,11 +33,8 @@ def carried_out(line: str, cluster: Cluster, folder: Path, **words: str) -> str:
     """Run a line as it stands, but for words of the document's own; gives what it printed."""
     argv = [words.get(word, word) for word in shlex.split(line)]
     argv = command(*argv[1:]) if argv[0] == "yatt" else argv
-    env = {**cluster.env, "XDG_STATE_HOME": str(folder / "state"), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        argv, env=env, cwd=folder, capture_output=True, text=True, timeout=180 * LOADED, check=False,
-        input="exit\n",
-    )  # fmt: skip
+    env = {**cluster.env, "XDG_STATE_HOME": str(folder / "state")}
+    done = run_to_end(argv, env=env, cwd=folder, timeout_s=180 * LOADED, typed="exit\n")
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
 

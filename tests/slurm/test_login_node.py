@@ -79,7 +79,7 @@ def call(cluster: Cluster, environment: Path, tmp_path: Path) -> Call:
     """The command as the login node has it; no checkout in its path."""
 
     def called(*words: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
-        env = {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONWARNINGS": "ignore"}
+        env = {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}
         env.pop("PYTHONPATH", None)
         argv = [str(environment / "bin" / "yatt"), *words]
         return subprocess.run(

@@ -1,12 +1,11 @@
 """The launcher's tests once more, on the Slurm of the next Debian (24.11), where that could be had."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.runs import ROOT, command, wait_for
+from tests.runs import ROOT, command, run_to_end, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, ends
 from tests.slurm.test_daily import (
@@ -71,10 +70,8 @@ def test_a_preempted_run_comes_back(cluster: Cluster, reference, tmp_path, layou
 def test_the_newer_slurm_is_fit_for_a_run(cluster: Cluster) -> None:
     assert cluster.call("scontrol", "--version").startswith("slurm-wlm 24.11")
     site = str(ROOT / "configs" / "sites" / "testcluster.yaml")
-    done = subprocess.run(
-        command("diagnose", "--site", site, "--nodes", "2", "--json"), env=cluster.env, cwd=cluster.root,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    argv = command("diagnose", "--site", site, "--nodes", "2", "--json")
+    done = run_to_end(argv, env=cluster.env, cwd=cluster.root, timeout_s=300)
     found = json.loads(done.stdout)
     assert done.returncode == 0, found
     assert [f["about"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, command, start, wait_for
+from tests.runs import ROOT, command, popen, start, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
 from yatt.adapters.slurm import CALL_LIMIT_S
@@ -31,8 +31,7 @@ def test_four_submits_at_once_queue_one_job(cluster: Cluster, tmp_path) -> None:
     argv = command("submit", str(run.config), "--site", str(run.site))
     env = {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}
     several = [
-        subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(4)
+        popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(4)
     ]
     said = [process.communicate(timeout=300)[0] for process in several]
     assert sorted(process.returncode for process in several) == [0, 2, 2, 2], said

@@ -108,7 +108,7 @@ print(job.result(), job.state, flush=True)
 
 def test_somebody_who_knows_submitit_submits_from_python(cluster: Cluster, tmp_path: Path) -> None:
     run = SubmittedRun(cluster, tmp_path, ONE_NODE)
-    env = {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONWARNINGS": "ignore"}
+    env = {**cluster.env, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
         [sys.executable, "-c", CALL, str(run.config), str(run.site)],
         env=env, capture_output=True, text=True, timeout=600, check=False,

@@ -1,23 +1,21 @@
 """The segments of a host copy are registered with CUDA as long as they are mapped."""
 
 import gc
-import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tests.packages import trainer_module
 from tests.unit.weights.test_registered_memory import Cuda
 from yatt.weights.registered_memory import MemoryRegistrar
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # megatron's imports warn
-    from yatt.trainer.host_copy import CLEAR_WORKSPACES, STATE, WEIGHTS, HostCopy
 
-
-def host_copy_in(folder: Path) -> HostCopy:
+def host_copy_in(folder: Path) -> Any:
     folder.mkdir()
-    areas = {WEIGHTS: [torch.ones(1 << 18)], STATE: [torch.zeros(1 << 18), torch.zeros(3)]}
-    return HostCopy(areas, private=[torch.ones(5)], stem=folder / "rank-00000", attempt=1)
+    host = trainer_module("host_copy")
+    areas = {host.WEIGHTS: [torch.ones(1 << 18)], host.STATE: [torch.zeros(1 << 18), torch.zeros(3)]}
+    return host.HostCopy(areas, private=[torch.ones(5)], stem=folder / "rank-00000", attempt=1)
 
 
 def test_each_segment_of_each_host_copy_is_registered_and_given_back_once(tmp_path, caplog):
@@ -53,4 +51,4 @@ def test_segments_that_cannot_be_registered_leave_no_error_of_cuda_and_are_used(
 def test_torch_has_the_call_that_frees_the_workspaces_of_cublas():
     # A build for CPU lacks it, but its description of torch._C is the same.
     description = Path(torch.__file__).parent / "_C" / "__init__.pyi"
-    assert f"def {CLEAR_WORKSPACES}() -> None" in description.read_text()
+    assert f"def {trainer_module('host_copy').CLEAR_WORKSPACES}() -> None" in description.read_text()

@@ -1,18 +1,16 @@
 """How often the effect of rounding is measured; its measurement is tested with the probe itself."""
 
-import warnings
 from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # megatron-core, about libraries that are not there
-    from yatt.trainer import probe
+from tests.packages import trainer_module
 
 
 def test_it_is_measured_at_the_first_publication_and_then_now_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    probe = trainer_module("probe")
     measured: list[int] = []
     nothing: Any = None
 

@@ -1,6 +1,6 @@
 """Samples of two turns: only the policy's tokens are trained on, in every layout."""
 
-import warnings
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,10 +9,7 @@ from tests.integration.trainer.conftest import run_world
 from tests.integration.trainer.paper_losses import paper_gradient
 from tests.integration.trainer.program import samples
 from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # megatron-core tells what is not installed as it is imported
-    from yatt.trainer.batches import SequenceLayout, micro_batch, sample_of
+from tests.packages import trainer_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 LAYOUTS = {"tp2": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2}, "cp2": {CP: 2}, "dp2": {}}
@@ -20,6 +17,10 @@ PLAIN = {"correction": {"rule": "none"}, "loss_agg_mode": "token-mean"}
 GSPO = {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean", "correction": {"rule": "none"}}
 CASES = {"ppo": PLAIN, "gspo": GSPO}
 """At the first step the gradient of gspo is that of ppo with this aggregation."""
+
+
+def batches() -> ModuleType:
+    return trainer_module("batches")
 
 
 def jobs(model: str, layouts: dict) -> list[dict]:
@@ -64,14 +65,14 @@ def test_an_observation_has_no_row_in_the_loss(cp_size):
     _, rollouts = samples(1, has_observations=True)
     made, start = [], 0
     for rollout in rollouts:
-        made.append(sample_of(rollout, start))
+        made.append(batches().sample_of(rollout, start))
         start += made[-1].num_completion_tokens
     weights = [one.sampler_logprobs * 0 + 1 for one in made]
     labels: list[int] = []
     flat: list[int] = []
     for rank in range(cp_size):
-        cut = SequenceLayout(align=2 * cp_size if cp_size > 1 else 1, cp_size=cp_size, cp_rank=rank)
-        micro = micro_batch(made, weights, cut, torch.device("cpu"))
+        cut = batches().SequenceLayout(align=2 * cp_size if cp_size > 1 else 1, cp_size=cp_size, cp_rank=rank)
+        micro = batches().micro_batch(made, weights, cut, torch.device("cpu"))
         labels += micro.labels_T.tolist()
         flat += micro.flat_T.tolist()
         assert len(set(micro.rows_R[: len(micro.labels_T)].tolist())) == len(micro.labels_T)
