@@ -62,19 +62,15 @@ def ended(run: RunFile, process: "subprocess.Popen[str]") -> str:
     return out
 
 
-def test_a_run_of_forked_workers_ends_like_one_of_started_ones(started, tmp_path) -> None:
-    run = run_file(tmp_path / "run")
-    ended(run, start("run", str(run.write())))
-    assert all(starts(run, "")) and len(starts(run, "trainer")) == 2
-    assert final_state(run) == final_state(started)
-    assert metrics(run) == metrics(started)
-    assert not events(run, "nursery.end") and not events(run, "worker.delay")
-
-
-def test_a_nursery_that_is_killed_costs_an_import_and_is_replaced(started, tmp_path) -> None:
+def test_forked_workers_end_like_started_ones_and_a_nursery_that_is_killed_is_replaced(
+    started, tmp_path
+) -> None:
+    """A whole run: the bits of real trainer ranks that were forked, and engines that are needed again."""
     run = run_file(tmp_path / "run")
     process = start("run", str(run.write()))
     wait_for(lambda: rows(run.run_dir / "metrics.jsonl"), timeout_s=120, what="an iteration")
+    assert all(starts(run, "")) and len(starts(run, "trainer")) == 2
+    assert not events(run, "nursery.end") and not events(run, "worker.delay")
     for number in (2, 3):
         # While it forks, there is a second process for an instant.
         pid = wait_for(lambda: only(nurseries(run, "scripted")), what="the nursery alone")
@@ -94,7 +90,9 @@ def test_a_nursery_that_is_killed_costs_an_import_and_is_replaced(started, tmp_p
     forked = starts(run, "rollout")  # those that were to begin while a nursery imported may have been started
     assert [*forked[:2], forked[-1]] == [True] * 3
     assert final_state(run) == final_state(started)
-    assert {e["why"] for e in events(run, "nursery.end")} == {"it has ended"}
+    assert metrics(run) == metrics(started)
+    assert starts(run, "trainer") == [True] * 2
+    assert [e["why"] for e in events(run, "nursery.end")] == ["it has ended"] * 2
 
 
 def test_nurseries_that_stand_still_are_not_waited_for(started, tmp_path) -> None:

@@ -5,6 +5,7 @@ A schedule is a list of moves. A world is built anew for each schedule, so it ne
 """
 
 import asyncio
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.channel import Channel
+from yatt.config.schema import RunConfig
 from yatt.control.controller import Controller
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
@@ -114,6 +116,18 @@ class Place:
         return f"engine{self.node.index}"
 
 
+@functools.cache
+def settings(num_askers: int, retries: int) -> tuple[RunConfig, Placement]:
+    """The same for many worlds: both are frozen."""
+    config = disaggregated(num_askers + 2, num_askers, 1, genrms=1, slabs=1)
+    config = replace(
+        config, run=replace(config.run, deterministic=True),
+        placement=replace(config.placement, split="dynamic"),
+        rollout=replace(config.rollout, max_retries=retries),
+    )  # fmt: skip
+    return config, place(config)
+
+
 class World:
     """The nodes of one run.
 
@@ -123,13 +137,8 @@ class World:
 
     def __init__(self, kinds: Kinds, names: tuple[str, ...], num_askers: int = 1) -> None:
         self.askers, self.sides = range(num_askers), (num_askers, num_askers + 1)
-        config = disaggregated(num_askers + 2, num_askers, 1, genrms=1, slabs=1)
-        config = replace(
-            config, run=replace(config.run, deterministic=True),
-            placement=replace(config.placement, split="dynamic"),
-            rollout=replace(config.rollout, max_retries=kinds.retries),
-        )  # fmt: skip
-        self._kinds, self._config, self._placement = kinds, config, place(config)
+        self._kinds = kinds
+        self._config, self._placement = settings(num_askers, kinds.retries)
         self.queues: dict[tuple[int, int], deque[Mail]] = {
             pair: deque()
             for asker in self.askers
@@ -164,8 +173,12 @@ class World:
         await self.settle()
 
     async def settle(self) -> None:
+        """Until nobody has anything to do, or for ever so long."""
+        ready = vars(asyncio.get_running_loop())["_ready"]
         for _ in range(12):
             await asyncio.sleep(0)
+            if not ready:
+                break
 
     async def _deliver(self, pair: tuple[int, int]) -> None:
         self.num_delivered += 1
@@ -254,10 +267,9 @@ class World:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _place(self, index: int) -> Place:
-        placement: Placement = self._placement
         node = Node(
-            config=self._config, paths=RunPaths(Path("/r")), placement=placement, attempt=1, index=index,
-            host="", device="cpu",
+            config=self._config, paths=RunPaths(Path("/r")), placement=self._placement, attempt=1,
+            index=index, host="", device="cpu",
         )  # fmt: skip
         hands, peers, progress = Hands(), Peers(), Progress(int)
         self.peers[index] = peers

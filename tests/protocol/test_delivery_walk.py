@@ -4,11 +4,13 @@ A request is acted on once whatever is lost or comes twice; the sender gets the 
 again; it gives up only after its deadline without any progress, and never while progress is heard of.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.protocol.walked_values import changed, key_of
 from yatt.core import delivery
 from yatt.core.delivery import Answers, Due, DuplicateFilter, Outgoing
 
@@ -51,7 +53,7 @@ def arrive(world: World, frame: Frame, rules: Rules) -> World:
         seen = DuplicateFilter(top=1 if 1 in world.seen else 0)
         if rules.admits(seen, 1):
             assert not world.acted or not world.is_kept, f"acted on twice: {world}"
-            return replace(
+            return changed(
                 world, seen=frozenset({1}), acted=world.acted + 1, is_working=True, has_answer=False
             )
         return say(world)
@@ -60,12 +62,12 @@ def arrive(world: World, frame: Frame, rules: Rules) -> World:
     if world.outcome:
         return world
     if kind == "answer":
-        return replace(world, outcome="answered")
+        return changed(world, outcome="answered")
     if kind == "working":
         moved = value != world.sender.progress
         sender = rules.working(world.sender, value)
-        return replace(world, sender=sender, heard_at=world.tick if moved else world.heard_at)
-    return replace(world, sender=rules.forgotten(world.sender), is_known_lost=True)
+        return changed(world, sender=sender, heard_at=world.tick if moved else world.heard_at)
+    return changed(world, sender=rules.forgotten(world.sender), is_known_lost=True)
 
 
 def say(world: World) -> World:
@@ -77,44 +79,54 @@ def say(world: World) -> World:
 
 
 def put(world: World, frame: Frame) -> World:
-    return replace(world, line=(*world.line, frame)[-3:])
+    return changed(world, line=(*world.line, frame)[-3:])
 
 
 def moves(world: World, rules: Rules) -> Iterator[World]:
     for index, frame in enumerate(world.line):
-        rest = replace(world, line=(*world.line[:index], *world.line[index + 1 :]))
+        rest = changed(world, line=(*world.line[:index], *world.line[index + 1 :]))
         yield arrive(rest, frame, rules)
         if world.lost < MOST_LOST:
-            yield replace(rest, lost=world.lost + 1)
+            yield changed(rest, lost=world.lost + 1)
     if world.is_working:
-        done = replace(world, is_working=False, has_answer=True)
+        done = changed(world, is_working=False, has_answer=True)
         yield put(done, ("answer", 0))
         if world.progress < 2:
-            yield replace(world, progress=world.progress + 1)
+            yield changed(world, progress=world.progress + 1)
     if world.has_answer and world.is_kept and world.acted < 2:
-        yield replace(world, is_kept=False, has_answer=False, seen=frozenset())
+        yield changed(world, is_kept=False, has_answer=False, seen=frozenset())
     if world.tick < LAST_TICK and not world.outcome:
         yield tick(world, rules)
 
 
 def tick(world: World, rules: Rules) -> World:
     now = world.tick + 1
-    sender, due = rules.tick(world.sender, float(now), planned_s=1.0, resend_s=RESEND_S, limit_s=LIMIT_S)
-    world = replace(world, tick=now, sender=sender)
+    sender, due = ticked(rules.tick, world.sender, now)
+    world = changed(world, tick=now, sender=sender)
     if due is Due.EXPIRED:
         quiet = now - world.heard_at
         assert quiet >= LIMIT_S, f"given up after {quiet} quiet ticks: {world}"
-        return replace(world, outcome="expired")
+        return changed(world, outcome="expired")
     assert now - world.heard_at < LIMIT_S, f"not given up after {LIMIT_S} quiet ticks: {world}"
     if due is Due.SEND:
         assert world.is_known_lost, f"repeated whole, though it may be under way: {world}"
-        return put(replace(world, is_known_lost=False), ("send", 1))
+        return put(changed(world, is_known_lost=False), ("send", 1))
     return put(world, ("probe", 1)) if due is Due.PROBE else world
+
+
+@functools.cache
+def ticked(rule: Callable[..., tuple[Outgoing, Due]], sender: Outgoing, now: int) -> tuple[Outgoing, Due]:
+    """Worlds are many, and what a sender knows is soon the same."""
+    return rule(sender, float(now), planned_s=1.0, resend_s=RESEND_S, limit_s=LIMIT_S)
 
 
 def walk(rules: Rules) -> dict[str, int]:
     first = put(World(delivery.sent(0.0)), ("send", 1))
-    seen, todo, counts = {first}, [first], {"answered": 0, "expired": 0, "after a loss": 0, "twice": 0}
+    seen, todo, counts = (
+        {key_of(first)},
+        [first],
+        {"answered": 0, "expired": 0, "after a loss": 0, "twice": 0},
+    )
     while todo:
         world = todo.pop()
         if world.outcome:
@@ -123,8 +135,9 @@ def walk(rules: Rules) -> dict[str, int]:
             counts["twice"] += world.acted > 1
             continue
         for after in moves(world, rules):
-            if after not in seen:
-                seen.add(after)
+            key = key_of(after)
+            if key not in seen:
+                seen.add(key)
                 todo.append(after)
     return counts
 
@@ -136,13 +149,13 @@ def can_be_answered_after(rules: Rules, losses: int) -> bool:
         if world.outcome:
             break
         if world.line:
-            frame, world = world.line[0], replace(world, line=world.line[1:])
+            frame, world = world.line[0], changed(world, line=world.line[1:])
             if losses:
                 losses -= 1
             else:
                 world = arrive(world, frame, rules)
         elif world.is_working:
-            world = put(replace(world, is_working=False, has_answer=True), ("answer", 0))
+            world = put(changed(world, is_working=False, has_answer=True), ("answer", 0))
         else:
             world = tick(world, rules)
     return world.outcome == "answered"

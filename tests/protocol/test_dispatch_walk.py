@@ -5,7 +5,7 @@ are withdrawn. In all of it a call is in one place, a server is never over its r
 and no other call ever is. With two poisons that holds where suspects are isolated.
 """
 
-import copy
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -139,8 +139,9 @@ def walk(
         counts["poison over"] += POISON in world.over
         counts["finished"] += not world.under_way
         assert world.over <= {POISON, VENOM}, f"an innocent call is over: {world.over} {world.story}"
+        whole = pickle.dumps(world)
         for name, move in moves(world):
-            after = copy.deepcopy(world)
+            after: World = pickle.loads(whole)  # noqa: S301 (ours, and much faster than a deep copy)
             after.story.append(name)
             move(after)
             todo.append(settled(after))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.protocol.walked_values import Remembered, changed
 from yatt.core import phases
 from yatt.core.nodeset import NodeSet
 from yatt.core.phases import Phase, PhasePart, Program, RunState
@@ -64,7 +65,7 @@ class World:
     state: RunState
     holder: tuple[str, ...] = ("", "")  # which kind of role holds each node
     orders: frozenset[phases.PhaseOrder] = frozenset()  # sent, not carried out yet
-    mail: frozenset[phases.Event] = frozenset()  # answers under way; each may arrive more than once
+    mail: frozenset[phases.OrderAnswered] = frozenset()  # answers under way; each may arrive more than once
     acting: phases.Act | None = None
     done: frozenset[tuple[int, int]] = frozenset()  # (node, seq) of orders carried out, of late
     lost: frozenset[int] = frozenset()
@@ -103,37 +104,37 @@ def kind_of(phase: Phase, node: int, program: Program) -> str:
 
 def apply(world: World, program: Program, result: phases.Result) -> World:
     state, actions = result
-    world = replace(world, state=state)
+    world = changed(world, state=state)
     for action in actions:
         match action:
             case phases.PhaseOrder():
                 check_order(world, action, program)
-                world = replace(world, orders=world.orders | {action})
+                world = changed(world, orders=world.orders | {action})
             case phases.Act():
                 world = begin_act(world, action, program)
             case phases.BreakOff():
-                world = replace(world, acting=None)
+                world = changed(world, acting=None)
             case phases.Exclude() | phases.Prepare() | phases.Admit():
                 world = AT_MEMBERS[type(action)](world, action)
             case phases.PostponeSave():
                 assert action.in_flight == world.in_flight, "a save is postponed for nothing"
             case phases.End():
-                world = replace(world, end=action)
+                world = changed(world, end=action)
     return world
 
 
 def excluded(world: World, action: phases.Exclude) -> World:
     its = (action.node, action.life)
     if its in world.preparing | world.ready:
-        return replace(world, preparing=world.preparing - {its}, ready=world.ready - {its})
+        return changed(world, preparing=world.preparing - {its}, ready=world.ready - {its})
     assert action.node not in world.lost, f"{action} twice"
-    return replace(world, lost=world.lost | {action.node}, new=world.new - {action.node})
+    return changed(world, lost=world.lost | {action.node}, new=world.new - {action.node})
 
 
 def prepare(world: World, action: phases.Prepare) -> World:
     assert action.node in world.lost, f"{action}: the former process takes part still"
     assert all(node != action.node for node, _ in world.preparing | world.ready), f"{action}: two newcomers"
-    return replace(world, preparing=world.preparing | {(action.node, action.life)})
+    return changed(world, preparing=world.preparing | {(action.node, action.life)})
 
 
 def admit(world: World, action: phases.Admit) -> World:
@@ -142,7 +143,7 @@ def admit(world: World, action: phases.Admit) -> World:
     assert its in world.ready, f"{action}, which is not ready"
     assert action.life == world.lives[action.node], f"{action}, which is over"
     holder = tuple(ENGINES if node == action.node else held for node, held in enumerate(world.holder))
-    return replace(
+    return changed(
         world, holder=holder, lost=world.lost - {action.node}, ready=world.ready - {its},
         new=world.new | {action.node},
     )  # fmt: skip
@@ -173,24 +174,24 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         is_entered = (node, act.seq - 1) in world.done or (program.is_static and act.phase is not Phase.BUILD)
         is_entered |= node in world.new and act.phase is Phase.PUBLISH  # its first work: it takes the weights
         assert is_entered, f"{act.phase} acts before node {node} has entered"
-    world = replace(world, new=frozenset())
+    world = changed(world, new=frozenset())
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
         saves = (Phase.SAVE,) * len(after_stop)
         assert after_stop == saves and len(saves) <= 1 + world.fails_after_stop, (
             f"the work after a request to stop is not bounded: {after_stop}"
         )
-        world = replace(world, acts_after_stop=after_stop)
+        world = changed(world, acts_after_stop=after_stop)
     if act.phase is Phase.TRAIN:
         assert world.trained == tuple(range(1, act.iteration)), f"iteration {act.iteration} out of turn"
-        world = replace(world, trained=(*world.trained, act.iteration))
+        world = changed(world, trained=(*world.trained, act.iteration))
     if act.phase is Phase.SAVE:
         assert not world.in_flight, "two saves are in flight"
         assert act.iteration not in world.committed, f"iteration {act.iteration} is saved twice"
         assert world.trained[-1:] == (act.iteration,), "a save of something that was not trained"
     if act.phase is Phase.EXPORT:
         assert not world.exported and world.committed[-1:] == (program.total_iterations,), "an early export"
-    return replace(world, acting=act)
+    return changed(world, acting=act)
 
 
 def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World:
@@ -206,7 +207,7 @@ def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World
         assert not others, f"node {order.node} enters {order.phase} while another is held by {others}"
         holder[order.node] = wanted
     answered = phases.OrderAnswered(order.node, order.seq)
-    return replace(
+    return changed(
         world, holder=tuple(holder), orders=world.orders - {order}, mail=world.mail | {answered},
         done=world.done | {(order.node, order.seq)},
     )  # fmt: skip
@@ -216,8 +217,8 @@ def losses(world: World, step: Step, program: Program) -> Iterator[World]:
     """Each node may die with all it was told and said, or stand still and say it later."""
     for node in program.nodes - world.lost if world.lose_left else ():
         gone = world.lost | program.block_of(node)
-        lost = replace(world, lose_left=world.lose_left - 1)
-        dead = replace(
+        lost = changed(world, lose_left=world.lose_left - 1)
+        dead = changed(
             lost,
             orders=frozenset(o for o in world.orders if o.node not in gone),
             mail=frozenset(a for a in world.mail if a.node not in gone),
@@ -240,7 +241,7 @@ def returns(world: World, step: Step, program: Program) -> Iterator[World]:
     for node in program.nodes - program.trainer_nodes if world.join_left else ():
         life = world.lives[node] + 1
         lives = tuple(life if index == node else its for index, its in enumerate(world.lives))
-        former = replace(
+        former = changed(
             world, join_left=world.join_left - 1, lives=lives,
             orders=frozenset(o for o in world.orders if o.node != node),
         )  # fmt: skip
@@ -257,10 +258,10 @@ def returns(world: World, step: Step, program: Program) -> Iterator[World]:
             assert late == (after.state, ()), "the loss of a former process is not one of the newcomer"
         yield after
     for its in world.preparing:
-        prepared = replace(world, preparing=world.preparing - {its}, ready=world.ready | {its})
+        prepared = changed(world, preparing=world.preparing - {its}, ready=world.ready | {its})
         yield heard(prepared, phases.NodeReady(*its), step, program)
     for node, life in (world.preparing | world.ready) if world.lose_left else ():
-        lost = replace(world, lose_left=world.lose_left - 1)
+        lost = changed(world, lose_left=world.lose_left - 1)
         after = apply(lost, program, step(world.state, phases.NodeLost(node, "is gone", life), program))
         assert (node, life) not in after.preparing | after.ready, f"newcomer {node} was not lost"
         assert node in after.lost and after.end is None, "the loss of a newcomer costs nothing else"
@@ -269,13 +270,13 @@ def returns(world: World, step: Step, program: Program) -> Iterator[World]:
 
 def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> Iterator[World]:
     for again in (False, True) if world.again_left and act.phase is Phase.SCORE else (False,):
-        done = replace(world, acting=None, again_left=world.again_left - again)
+        done = changed(world, acting=None, again_left=world.again_left - again)
         if act.phase is Phase.VALIDATE:
-            done = replace(done, validated=(*world.validated, act.iteration))
+            done = changed(done, validated=(*world.validated, act.iteration))
         if act.phase is Phase.SAVE:
-            done = replace(done, in_flight=act.iteration, taken=(*world.taken, act.iteration))
+            done = changed(done, in_flight=act.iteration, taken=(*world.taken, act.iteration))
         if act.phase is Phase.EXPORT:
-            done = replace(done, exported=True)
+            done = changed(done, exported=True)
         for at_s in range(world.now_s, 1 + min(LATEST_S, world.now_s + 1)) if program.save_every_s else (0,):
             event = phases.Acted(act.seq, again=again, at_s=at_s)
             after = apply(in_time(done, act, at_s), program, step(world.state, event, program))
@@ -287,9 +288,9 @@ def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> 
 def in_time(world: World, act: phases.Act, at_s: int) -> World:
     """Counts the time since the last host copy, apart from the rules."""
     if act.phase in (Phase.BUILD, Phase.SAVE):
-        return replace(world, now_s=at_s, taken_s=at_s, is_save_due=False)
+        return changed(world, now_s=at_s, taken_s=at_s, is_save_due=False)
     is_due = act.phase is Phase.TRAIN and at_s - world.taken_s >= TIMED.save_every_s
-    return replace(world, now_s=at_s, is_save_due=world.is_save_due or is_due)
+    return changed(world, now_s=at_s, is_save_due=world.is_save_due or is_due)
 
 
 def check_save_by_time(world: World, program: Program) -> None:
@@ -302,11 +303,11 @@ def check_save_by_time(world: World, program: Program) -> None:
 def ends_of_upload(world: World, step: Step, program: Program) -> Iterator[World]:
     """The save in flight is committed, or fails, at any moment; each may be reported again."""
     for iteration in {world.in_flight} - {0}:
-        done = replace(world, in_flight=0, committed=(*world.committed, iteration))
+        done = changed(world, in_flight=0, committed=(*world.committed, iteration))
         yield heard(done, phases.Committed(iteration), step, program)
         if world.fail_left:
             is_late = int(bool(world.state.stop))
-            failed = replace(
+            failed = changed(
                 world, in_flight=0, fail_left=world.fail_left - 1, is_save_due=True,
                 fails_after_stop=world.fails_after_stop + is_late,
             )  # fmt: skip
@@ -317,11 +318,11 @@ def late_ends(world: World, step: Step, program: Program) -> Iterator[World]:
     """After a request to stop the save in flight is given up, or is kept on the nodes' disks."""
     if not (world.state.stop and world.give_left and world.in_flight):
         return
-    given_up = replace(
+    given_up = changed(
         world, in_flight=0, give_left=world.give_left - 1, fails_after_stop=world.fails_after_stop + 1
     )
     yield heard(given_up, phases.SaveGivenUp(world.in_flight, is_kept=False), step, program)
-    kept = replace(world, in_flight=0, kept=(*world.kept, world.in_flight))
+    kept = changed(world, in_flight=0, kept=(*world.kept, world.in_flight))
     yield heard(kept, phases.SaveGivenUp(world.in_flight, is_kept=True), step, program)
 
 
@@ -341,13 +342,13 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
     is_once = program in (JOINING, STAYING) or bool(program.blocks)  # else that walk takes hours
     for letter in world.mail:
         for kept in (world.mail, world.mail - {letter})[is_once:]:
-            yield apply(replace(world, mail=kept), program, step(world.state, letter, program))
+            yield apply(changed(world, mail=kept), program, step(world.state, letter, program))
     if world.acting is not None:
         yield from ends_of_act(world, world.acting, step, program)
     yield from ends_of_upload(world, step, program)
     yield from late_ends(world, step, program)
     if world.stop_left:
-        stopped = replace(world, stop_left=0)
+        stopped = changed(world, stop_left=0)
         yield apply(stopped, program, step(world.state, phases.StopWanted("preempted"), program))
     yield from losses(world, step, program)
     yield from returns(world, step, program)
@@ -363,36 +364,49 @@ def walk(
     fail_left: int = 0,
     give_left: int = 0,
 ) -> list[World]:
-    nothing = RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet())
+    step = Remembered(step)
+    nothing = step.one(RunState(phase=Phase.ENDED, part=PhasePart.ACT, seq=0, owed=NodeSet()))
     first = World(
         nothing, holder=("",) * len(program.nodes), lives=(1,) * len(program.nodes),
         lose_left=lose_left, stop_left=stop_left,
         join_left=join_left, fail_left=fail_left, give_left=give_left,
     )  # fmt: skip
-    todo = [apply(first, program, phases.start(program))]
-    seen, ends = set(todo), []
+    todo = [apply(first, program, step.result(phases.start(program)))]
+    seen, ends = {key_of_world(todo[0])}, []
+    kept_turns = 2 if len(program.nodes) == 2 else 1
     while todo:
         world = todo.pop()
         if world.end is not None:
             ends.append(world)
             check_end(world, program)
-        kept_turns = 2 if len(program.nodes) == 2 else 1
-        made = (without_old_mail(w, kept_turns) for w in moves(world, step, program))
-        after = [w for w in made if w not in seen]
-        calm = replace(
-            world, stop_left=0, lose_left=0, join_left=0, fail_left=0, give_left=0
-        )  # what disturbs a run is not what moves it on
-        assert world.end or any(True for _ in moves(calm, step, program)), f"stuck: {world}"
-        seen.update(after)
-        todo.extend(after)
+        assert world.end or moves_on(world), f"stuck: {world}"
+        for made in moves(world, step, program):
+            after = without_old_mail(made, kept_turns)
+            key = key_of_world(after)
+            if key not in seen:
+                seen.add(key)
+                todo.append(after)
     return ends
+
+
+def key_of_world(world: World) -> tuple[object, ...]:
+    """Equal for equal worlds of one walk: its `Remembered` makes equal states one object."""
+    return (id(world.state), *list(vars(world).values())[1:])
+
+
+def moves_on(world: World) -> bool:
+    """Whether something may happen that moves the run on, and is not a disturbance."""
+    is_busy = world.acting is not None or world.in_flight > 0
+    return is_busy or bool(world.orders or world.mail or world.preparing)
 
 
 def without_old_mail(world: World, turns: int) -> World:
     """Old mail is kept for a turn or two only, so that the walk ends."""
     oldest = world.state.seq - turns
-    mail = frozenset(m for m in world.mail if isinstance(m, phases.OrderAnswered) and m.seq >= oldest)
-    return replace(world, mail=mail, done=frozenset(d for d in world.done if d[1] >= oldest))
+    mail, done = [m for m in world.mail if m.seq < oldest], [d for d in world.done if d[1] < oldest]
+    if not (mail or done):
+        return world
+    return changed(world, mail=world.mail.difference(mail), done=world.done.difference(done))
 
 
 def check_end(world: World, program: Program) -> None:

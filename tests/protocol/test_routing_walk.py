@@ -38,33 +38,42 @@ class Walk:
     extra: tuple[tuple[str, Any], ...] = ()
     depth: int = 9
     most_moves: int = 5
-    seen: set[str] = field(default_factory=set)
-    num_ends: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    """How many more moves were walked from each world."""
 
     async def run(self) -> "Walk":
         todo: list[Schedule] = [()]
         while todo:
-            schedule = todo.pop()
-            todo += await self._visit(schedule)
+            todo += await self._visit(todo.pop())
         return self
 
     async def _visit(self, schedule: Schedule) -> list[Schedule]:
-        world = World(self.kinds, self.names)
+        """Walks on from the end of this schedule as everything comes to its end: one world shows that all
+        worlds on this way do. Returns the schedules that turn off from it."""
+        world, others, is_new = World(self.kinds, self.names), [], False
         try:
             await world.settle()
             for move in schedule:
                 await world.move(*move)
+            while True:
                 check(world, schedule)
-            used = frozenset(move for move in schedule if move in self.extra)
-            num_moves = sum(move[0] in ("wake", "drain", "slept") for move in schedule)
-            key = f"{world.key()} {sorted(used)} {num_moves}"
-            if key in self.seen:
-                return []
-            self.seen.add(key)
-            nexts = self._nexts(world, used, num_moves) if len(schedule) < self.depth else []
-            await ended(world, schedule, is_aborted=ABORT in used)
-            self.num_ends += 1
-            return [(*schedule, move) for move in nexts]
+                used = frozenset(move for move in schedule if move in self.extra)
+                num_moves = sum(move[0] in ("wake", "drain", "slept") for move in schedule)
+                key, left = f"{world.key()} {sorted(used)} {num_moves}", self.depth - len(schedule)
+                if self.seen.get(key, -1) >= left:
+                    break
+                is_new |= key not in self.seen
+                self.seen[key] = left
+                nexts = self._nexts(world, used, num_moves) if left else []
+                towards = to_the_end(world, is_aborted=ABORT in used)
+                others += [(*schedule, move) for move in nexts if move != towards]
+                if towards not in nexts:
+                    break
+                await world.move(*towards)
+                schedule = (*schedule, towards)
+            if is_new:
+                await ended(world, schedule, is_aborted=ABORT in used)
+            return others
         finally:
             await world.close()
 
@@ -86,13 +95,8 @@ def check(world: World, schedule: Schedule) -> None:
 
 async def ended(world: World, schedule: Schedule, *, is_aborted: bool) -> None:
     """Lets everything under way come to its end."""
-    for index in world.sides:
-        while world.places[index].stage == "leaving" and index not in world.lost:
-            await world.move("slept", index)
-    for index in set(world.sides) - world.lost:
-        if not (world.awake or is_aborted):
-            await world.move("wake", index)
-    await drained(world, "deliver" if is_aborted else "")
+    while (move := to_the_end(world, is_aborted=is_aborted)) is not None:
+        await world.move(*move)
     for name, results in world.results.items():
         assert len(results) == 1, f"{name} waits for ever: {schedule}"
         fine = {STOPPED, ABORTED, MOVED} if is_aborted else {STOPPED}
@@ -100,9 +104,16 @@ async def ended(world: World, schedule: Schedule, *, is_aborted: bool) -> None:
         assert results[0] in fine or is_lost, f"{name}: {results[0]}: {schedule}"
 
 
-async def drained(world: World, only: str) -> None:
-    while left := [move for move in world.moves() if move[0] in ([only] if only else ["deliver", "answer"])]:
-        await world.move(*left[0])
+def to_the_end(world: World, *, is_aborted: bool) -> tuple[str, Any] | None:
+    """The next move of those that end what is under way: engines that fall asleep do so, one wakes if none is
+    awake, and everything is delivered and answered; after an abort it is delivered only."""
+    there = [index for index in world.sides if index not in world.lost]
+    if leaving := [index for index in there if world.places[index].stage == "leaving"]:
+        return "slept", leaving[0]
+    if there and not (world.awake or is_aborted):
+        return "wake", there[0]
+    kinds = ("deliver",) if is_aborted else ("deliver", "answer")
+    return next((move for move in world.moves() if move[0] in kinds), None)
 
 
 def walk(kinds: Kinds | None = None, names: tuple[str, ...] = NAMES[:2], **limits: Any) -> Walk:

@@ -2,11 +2,18 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.runs import HANG_S, RunFile, command, environment
 from yatt.errors import EXIT_FAILED
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`yatt clean` looks at the files of all runs that are: after other tests that takes seconds."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def with_closed_output(*arguments: str, buffered: bool) -> "subprocess.CompletedProcess[bytes]":
