@@ -40,7 +40,7 @@ def test_a_whole_run_by_its_commented_file(tmp_path):
 
 
 def whole_run(data: Path, folder: Path) -> Path:
-    call("tools/tiny_model.py", folder / "model", data / "train.jsonl", data / "test.jsonl")
+    call("tools/tiny_model.py", folder / "model", data / "test.jsonl")
     call(
         "-m", "yatt.cli.main", "run", "configs/gsm8k.yaml", f"run.dir={folder / 'run'}",
         f"model.path={folder / 'model'}", f"data.train_files=[{data / 'train.jsonl'}]",
