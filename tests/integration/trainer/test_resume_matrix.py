@@ -116,7 +116,7 @@ def everything(matrix: Matrix) -> None:
         matrix.run(world_size, [], [(save, layout) for save in matrix.saved for layout in layouts])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matrix(tmp_path_factory):
     made = Matrix(tmp_path_factory.mktemp("matrix"))
     everything(made) if IS_WHOLE else sample(made)
