@@ -43,8 +43,7 @@ TP, SP = {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}
 CP, EP = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2}
 RECOMPUTE, FLOAT32, BF16 = {"recompute": "full"}, {"dtype": "float32"}, {"dtype": "bfloat16"}
-TOKENS = 512
-ONE, FOUR = [[TOKENS]], [[TOKENS]] * 4
+ONE, FOUR = [[1024]], [[1024]] * 4
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,14 @@ class Counted:
 JOBS = {
     1: [
         ("qwen3", {}, ONE), ("qwen3", RECOMPUTE, ONE), ("qwen3", FLOAT32, ONE), ("wide", RECOMPUTE, ONE),
-        ("wide", RECOMPUTE | FLOAT32, ONE), ("qwen3", {}, [[250, 262]]), ("qwen2", {}, ONE),
+        ("wide", RECOMPUTE | FLOAT32, ONE), ("qwen3", {}, [[500, 524]]), ("qwen2", {}, ONE),
         ("tied", {}, ONE), ("vocabulary", RECOMPUTE, ONE), ("experts", {}, ONE), ("experts", RECOMPUTE, ONE),
         ("experts", FLOAT32, ONE), ("shared", {}, ONE), ("latent", {}, ONE), ("latent", RECOMPUTE, ONE),
         ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE),
     ],
     2: [
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
-        ("qwen3", CP, [[2 * TOKENS]]), ("qwen3", CP | RECOMPUTE, [[2 * TOKENS]]), ("qwen3", PP, FOUR),
+        ("qwen3", CP, [[2048]]), ("qwen3", CP | RECOMPUTE, [[2048]]), ("qwen3", PP, FOUR),
         ("qwen3", PP | RECOMPUTE, FOUR), ("tied", PP, FOUR), ("experts", TP | SP, ONE),
         ("experts", EP, ONE), ("experts", EP | RECOMPUTE, ONE),
         ("experts", TP | SP | EP | {"expert_tensor_parallel_size": 1}, ONE),
@@ -143,8 +142,8 @@ def test_the_peak_of_activations_and_logits_is_within_five_percent(counted, key)
 def test_a_layer_keeps_what_is_planned(counted):
     """One layer's forward pass adds what it keeps and its output; the first job's layers are alike."""
     plan, got = counted[1, 0].planned[0], counted[1, 0].ranks[0]
-    output = SIZES["hidden_size"] * 2 * TOKENS
-    indices = TOKENS * (INDEX_BYTES + 16 * 4)
+    output = SIZES["hidden_size"] * 2 * 1024
+    indices = 1024 * (INDEX_BYTES + 16 * 4)
     assert len(set(got["layers"])) == 1
     assert sum(got["layers"]) == plan.activations - indices + len(got["layers"]) * output
 
