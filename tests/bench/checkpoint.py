@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import BUCKET, S3_KEYS, s3_server
+from tests.runs import environment, popen
 
 RANKS, ROUNDS = 2, 3
 MOST_EXTRA_BYTES = 256 << 20
@@ -28,6 +29,8 @@ SIZES = {
     "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 20000, "tie_word_embeddings": False,
 }  # fmt: skip
 """87 M parameters: 14 bytes each in bfloat16 with main copies and moments, 1.2 GB for both ranks."""
+FEWER = {"num_hidden_layers": 1, "vocab_size": 18000}
+"""Where only memory is measured: 48 M parameters, of which a rank saves more than `MOST_EXTRA_BYTES`."""
 
 ARMS = {
     "memcpy": "memcpy of the same bytes",
@@ -45,8 +48,8 @@ ARMS = {
     "upload_s3": "the upload to an S3 server, 4 files at once",
     "plain_s3": "s3fs copies the same files, 4 at once",
 }
-NO_OTHERS = "none"
-"""In place of an S3 endpoint: only the folder, without what we are compared with."""
+ONLY_MEMORY = "memory"
+"""In place of an S3 endpoint: one save to the folder, of which only memory is measured."""
 
 OTHERS = ("dcp_thread", "dcp_process", "dcp_s3", "mcore")
 SLOW_BYTES_PER_S = 50e6
@@ -102,12 +105,15 @@ def _target(what: str, target: str, value: float, met: bool) -> dict:
 
 
 def measure(folder: Path, memory: Path, endpoint: str) -> list[dict]:
-    """Runs the ranks; gives what each measured."""
+    """Runs the ranks; gives what each measured. They are forked where only memory is."""
     from tests.integration.trainer.conftest import child_environment
 
-    command = [sys.executable, "-m", "tests.bench.checkpoint", str(folder), str(memory), endpoint]
-    environment = child_environment() | S3_KEYS | {"AWS_ENDPOINT_URL": endpoint}
-    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(RANKS)]
+    command = [sys.executable, "-P", "-m", "tests.bench.checkpoint", str(folder), str(memory), endpoint]
+    if endpoint == ONLY_MEMORY:
+        begin, variables = popen, environment()
+    else:
+        begin, variables = subprocess.Popen, child_environment() | S3_KEYS | {"AWS_ENDPOINT_URL": endpoint}
+    processes = [begin([*command, str(rank)], env=variables) for rank in range(RANKS)]
     try:
         codes = [process.wait(600) for process in processes]
     finally:
@@ -119,7 +125,7 @@ def measure(folder: Path, memory: Path, endpoint: str) -> list[dict]:
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def build(folder: Path, rank: int) -> Any:
+def build(folder: Path, sizes: dict[str, Any], rank: int) -> Any:
     """A policy with optimizer state, in one of two data-parallel ranks."""
     import torch
     import torch.distributed as dist
@@ -135,7 +141,7 @@ def build(folder: Path, rank: int) -> Any:
     device = prepare_process(config, 0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     join_model_parallel(config.trainer, 0)
-    policy = build_policy(config, model_of(transformers.Qwen3Config(**SIZES)), device, None, lambda: None)
+    policy = build_policy(config, model_of(transformers.Qwen3Config(**sizes)), device, None, lambda: None)
     for part in policy.optimizer.chained_optimizers:
         for state in part.optimizer.state.values():
             state["exp_avg"].fill_(0.5), state["exp_avg_sq"].fill_(0.25)
@@ -283,12 +289,12 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
     for number in range(ROUNDS):
         seen["upload"].append(timed(job_of(own, f"r{number}", stem).run))
         save_peak_bytes = peak.rise()  # of the first save
+        if endpoint == ONLY_MEMORY:
+            break
         names = sorted((store_folder / f"r{number}").glob(f"rank-{plan.rank:05d}*"))
         plain = store_folder / f"plain{number}"
         plain.mkdir(exist_ok=True)
         seen["plain"].append(timed(partial(copy_files, fsspec.filesystem("file"), names, str(plain))))
-        if endpoint == NO_OTHERS:
-            continue
         s3, s3_driver = open_store(url, options), fsspec.filesystem("s3", **options)
         seen["upload_s3"].append(timed(job_of(s3, "files", stem).run))
         seen["plain_s3"].append(timed(partial(copy_files, s3_driver, names, f"{url}/plain")))
@@ -347,7 +353,8 @@ def rank_main(folder: Path, memory: Path, endpoint: str, rank: int) -> None:
 
     from yatt.trainer.host_copy import host_copy_of
 
-    policy, stem = build(folder, rank), memory / f"rank-{rank:05d}"
+    sizes = SIZES | (FEWER if endpoint == ONLY_MEMORY else {})
+    policy, stem = build(folder, sizes, rank), memory / f"rank-{rank:05d}"
     host = host_copy_of(policy, [], stem, 1)
     allocated = sum(path.stat().st_blocks * 512 for path in memory.glob(f"{stem.name}.*"))
     areas = sum(held.size_bytes for held in host._held.values() if held.area)
@@ -355,10 +362,10 @@ def rank_main(folder: Path, memory: Path, endpoint: str, rank: int) -> None:
         "bytes": host.host_bytes,
         "host_bytes": allocated,
         "state_bytes": areas,
-        **stalls(host),
+        **(stalls(host) if endpoint != ONLY_MEMORY else {}),
         **upload(policy, host, folder / "store", stem, endpoint),
     }
-    if endpoint != NO_OTHERS:
+    if endpoint != ONLY_MEMORY:
         notes |= slow(folder / "slow", stem) | mcore(policy, folder, rank)
         notes |= dcp(policy, folder / "dcp", rank)
     (folder / f"rank-{rank}.json").write_text(json.dumps(notes))

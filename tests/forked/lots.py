@@ -47,7 +47,10 @@ def is_started(test: str) -> bool:
 
 
 def stem(env: Mapping[str, str]) -> Stem | None:
-    """Returns the stem for a process with these variables; None if it is to be started."""
+    """Returns the stem for a process with these variables; None if it is to be started, as all are outside of
+    pytest."""
+    if not _usual:
+        return None
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     return None if is_started(test) or fixed_in(env) != fixed_in(_usual) else the_stem()
 

@@ -35,7 +35,7 @@ READ_AT_START = (
 HARMLESS = ("PYTHONUNBUFFERED", "MALLOC_ARENA_MAX")
 """Such variables that a forked process follows, or that may be there without being asked for."""
 
-FORKED = ("yatt.", "tests.nursery", "tests.integration.trainer.")
+FORKED = ("yatt.", "tests.nursery", "tests.integration.trainer.", "tests.bench.checkpoint", "tests.gpu.")
 """How the names of modules begin that a forked process may run."""
 
 INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

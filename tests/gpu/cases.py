@@ -23,7 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from tests.forked.lots import as_remembered
 from tests.gpu.shapes import device_name
+from tests.runs import popen
 
 CALL_S = 540.0
 """Seconds of a benchmark, so that a call of ten minutes also holds the start of the machine's Python."""
@@ -178,11 +180,11 @@ def run_in_process(module: str, words: list[str], log: Path, limit_s: float) -> 
     """Runs a module of this package in a process of its own; returns the last row that it printed, or why
     there is none."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-W", "ignore", "-m", module, *words]
+    argv, quiet = [sys.executable, "-m", module, *words], {"PYTHONWARNINGS": "ignore"}
     with log.open("wb") as output, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        process = subprocess.Popen(
+        process = popen(
             argv,
-            env={**os.environ, CASE_MEMORY: memory},
+            env={**as_remembered(os.environ), **quiet, CASE_MEMORY: memory},
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -229,7 +231,7 @@ def _measured(benchmark: str, case: Case, place: Place, until_s: float) -> Row:
     return {**row, "whole_s": round(time.monotonic() - began_s, 1)}
 
 
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
+def _end_group(process: "subprocess.Popen[Any]") -> None:
     """Ends what is left of a process and its children."""
     for number, limit_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
         with contextlib.suppress(ProcessLookupError):

@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.gpu.cases import Benchmark, Case, Place, Row
 from tests.gpu.device_memory import MemoryRecorder
-from tests.runs import RunFile, command, environment, kill, living, rows, wait_for
+from tests.runs import RunFile, command, environment, kill, living, popen, rows, wait_for
 from yatt.engine.environment import choose_device
 
 RUN_S = 160.0
@@ -173,7 +173,7 @@ def finish(run: RunFile, strike: Callable[[int], bool] | None = None, *, ends_wh
     was said if the run ends in another way than it should."""
     log = run.folder / "said.log"
     with log.open("ab") as said:
-        process = subprocess.Popen(
+        process = popen(
             command("run", str(run.write())), env=environment(), stdout=said, stderr=subprocess.STDOUT
         )
         try:

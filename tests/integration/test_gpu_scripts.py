@@ -8,19 +8,25 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.gpu.cases import run_in_process
+from tests.gpu import bench_engine, bench_trainer, bench_trl, colocated, parity, preflight, trace
+from tests.gpu.cases import Figures, Place, run_in_process, words_of
 from tests.runs import HANG_S, ROOT, environment, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
 CALL_S = 580
 GPU = ROOT / "tests" / "gpu"
-STARTERS = ("preflight", "parity", "bench_trainer", "bench_engine", "colocated", "bench_trl", "trace")
+PARTS = {
+    "preflight": preflight, "parity": parity, "engine": bench_engine, "trainer": bench_trainer,
+    "trl": bench_trl, "trace": trace, "kill": colocated, "judge": colocated, "resume": colocated,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -47,8 +53,36 @@ def rows_of(part: str, folder: Path, *more: str, name: str = "", code: int = 0) 
     return {row["case"]: row for row in json.loads((folder / f"{name or part}.json").read_text())["rows"]}
 
 
-def test_facts_of_the_machine_are_found(tmp_path: Path) -> None:
+def measured(module: ModuleType, folder: Path, part: str, *only: str) -> dict[str, dict]:
+    """Measures the cases of a part as the script does, but in forked processes, and those that are whole
+    runs from this one; then the script, which has nothing to measure any more, compares the rows."""
+    name = "colocated" if module is colocated else part
+    figures = Figures(folder / f"{name}.json", is_toy=True)
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        place = Place(Path(work), Path(memory), folder, is_toy=True)
+        for case in module.cases(True):
+            if only and case.name not in only:
+                continue
+            log = folder / "logs" / f"{case.name}.log"
+            if case.shape and not place.model(case.shape).exists():
+                words = [case.shape, str(place.model(case.shape))]
+                assert run_in_process("tests.gpu.shapes", words, log, CALL_S) == {}
+            if module is colocated or case.name == "yatt":
+                row = module.measure(case.settings, place)
+            else:
+                row = run_in_process(module.__name__, words_of(case.settings, place), log, CALL_S)
+            figures.add(case.name, {**case.settings, **row})
+    return rows_of(part, folder, name=name)
+
+
+def test_facts_are_found_by_a_call_that_is_stopped_and_the_next_one_which_continues(tmp_path: Path) -> None:
+    file = tmp_path / "preflight.json"
+    with started("preflight", tmp_path):
+        wait_for(file.exists, timeout_s=60, what="the first row")
+    first = json.loads(file.read_text())["rows"]
+    assert first[0]["case"] == "machine" and len(first) < 4
     rows = rows_of("preflight", tmp_path)
+    assert rows["machine"] == first[0]
     assert rows["machine"]["packages"]["msgspec"] and rows["machine"]["shm_gib"][0] > 0
     assert rows["store"]["sum"] == 1.0
     before, after = rows["store"]["descriptors"]
@@ -58,13 +92,13 @@ def test_facts_of_the_machine_are_found(tmp_path: Path) -> None:
 
 
 def test_parity_of_every_family(tmp_path: Path) -> None:
-    rows = rows_of("parity", tmp_path).values()
+    rows = measured(parity, tmp_path, "parity").values()
     assert {row["kind"] for row in rows} == {"llama", "qwen2", "qwen3"}
     assert all(0 < row["float32_most"] < 1e-5 for row in rows), rows
 
 
 def test_the_trainers_steps_are_the_same_with_either_head_and_recomputed_or_not(tmp_path: Path) -> None:
-    rows = rows_of("trainer", tmp_path)
+    rows = measured(bench_trainer, tmp_path, "trainer")
     steps = [row for row in rows.values() if "grad_norm" in row]
     assert len(steps) == 2 and len({round(row["grad_norm"], 4) for row in steps}) == 1, steps
     assert all(row["tokens_per_s"] > 0 for row in (*steps, rows["toy 4x16 plain"]))
@@ -73,7 +107,7 @@ def test_the_trainers_steps_are_the_same_with_either_head_and_recomputed_or_not(
 
 
 def test_vllm_sleeps_wakes_and_takes_weights(tmp_path: Path) -> None:
-    rows = rows_of("engine", tmp_path)
+    rows = measured(bench_engine, tmp_path, "engine")
     assert rows["toy trainer"]["host_gib"] > 0
     row = rows["toy engine"]
     assert row["compared"] > 0 and row["differing"] == []
@@ -84,7 +118,7 @@ def test_vllm_sleeps_wakes_and_takes_weights(tmp_path: Path) -> None:
 
 
 def test_a_colocated_run_loses_an_engine_and_no_attempt(tmp_path: Path) -> None:
-    row = rows_of("kill", tmp_path, name="colocated")["kill"]
+    row = measured(colocated, tmp_path, "kill", "kill")["kill"]
     assert (row["killed"], row["attempts"], row["iterations"]) == (1, 1, 3)
     assert row["restarted"] == ["rollout-n0s0.2"]
     assert row["lease.grant"] >= 6 and row["difference_of_allowed"] < 1
@@ -93,19 +127,19 @@ def test_a_colocated_run_loses_an_engine_and_no_attempt(tmp_path: Path) -> None:
 
 
 def test_a_colocated_run_with_a_genrm_restarts_no_worker(tmp_path: Path) -> None:
-    row = rows_of("judge", tmp_path, name="colocated")["judge"]
+    row = measured(colocated, tmp_path, "judge", "judge")["judge"]
     assert (row["iterations"], row["attempts"], row["restarted"]) == (2, 1, [])
     assert row["median"]["perf/throughput/genrm:judge"] > 0
 
 
 def test_a_run_that_was_killed_is_equal_to_the_bit(tmp_path: Path) -> None:
-    row = rows_of("resume", tmp_path, name="colocated")["resume"]
+    row = measured(colocated, tmp_path, "resume", "resume")["resume"]
     assert (row["iterations"], row["attempts"]) == (4, 2) and row["files"] > 0
     assert row["unequal_metrics"] == row["unequal_files"] == []
 
 
 def test_a_step_is_compared_with_trls(tmp_path: Path) -> None:
-    rows = rows_of("trl", tmp_path)
+    rows = measured(bench_trl, tmp_path, "trl")
     assert rows["trl"]["mean_length"] == 16
     assert rows["summary"]["yatt over trl"] == pytest.approx(
         rows["yatt"]["step_s"] / rows["trl"]["step_s"], abs=1e-3
@@ -113,19 +147,8 @@ def test_a_step_is_compared_with_trls(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_written(tmp_path: Path) -> None:
-    assert rows_of("trace", tmp_path)["step"]["calls"][0]["ms"] > 0
+    assert measured(trace, tmp_path, "trace")["step"]["calls"][0]["ms"] > 0
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-
-
-def test_a_call_that_is_stopped_keeps_its_rows_and_the_next_one_continues(tmp_path: Path) -> None:
-    file, cases = tmp_path / "preflight.json", ("--only", "machine", "host memory", "store")
-    with started("preflight", tmp_path, *cases):
-        wait_for(file.exists, timeout_s=60, what="the first row")
-    first = json.loads(file.read_text())["rows"]
-    assert first[0]["case"] == "machine" and len(first) < 3
-    rows = rows_of("preflight", tmp_path, *cases)
-    assert rows["machine"] == first[0]
-    assert rows.keys() == {"machine", "host memory", "store"}
 
 
 def test_figures_of_another_device_or_size_are_set_aside(tmp_path: Path) -> None:
@@ -138,9 +161,13 @@ def test_figures_of_another_device_or_size_are_set_aside(tmp_path: Path) -> None
     assert [(tmp_path / f"preflight.{number}.json").read_text() for number in (1, 2)] == before
 
 
-def test_cases_without_time_are_named(tmp_path: Path) -> None:
-    rows = rows_of("parity", tmp_path, "--call-s", "1", code=1)
+@pytest.mark.parametrize("part", PARTS)
+def test_cases_without_time_are_named(tmp_path: Path, part: str) -> None:
+    module = PARTS[part]
+    name = "colocated" if module is colocated else part
+    rows = rows_of(part, tmp_path, "--call-s", "1", name=name, code=1)
     assert {row["left_out"] for row in rows.values()} == {"no time left"}
+    assert rows.keys() == ({part} if module is colocated else {case.name for case in module.cases(True)})
 
 
 def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -219,7 +246,7 @@ def test_a_case_that_hangs_is_ended_with_its_children_and_slow_paths_are_said(
 
 
 def test_no_process_that_starts_cases_or_runs_imports_torch() -> None:
-    modules = ", ".join(f"tests.gpu.{name}" for name in STARTERS)
+    modules = ", ".join({module.__name__ for module in PARTS.values()})
     argv = [sys.executable, "-c", f"import sys, {modules}; sys.exit('torch' in sys.modules)"]
     assert subprocess.run(argv, cwd=ROOT, env=environment(), check=False).returncode == 0
 

@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.packages import needs
+from tests.runs import ROOT, environment, run_to_end
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 420
 
 pytestmark = [needs("megatron"), pytest.mark.slow, pytest.mark.timeout(480)]
@@ -27,16 +26,21 @@ def gsm8k() -> Path:
 
 
 def call(*argv: object) -> None:
-    done = subprocess.run(
-        [sys.executable, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    done = run_to_end([sys.executable, *map(str, argv)], env=environment(), timeout_s=LIMIT_S, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    data, folder = gsm8k(), tmp_path_factory.mktemp("gsm8k")
-    call("tools/tiny_model.py", folder / "model", data / "train.jsonl", data / "test.jsonl")
+def test_a_whole_run_by_its_commented_file(tmp_path):
+    """One test: with tests in another order, each would make the run anew."""
+    run = whole_run(gsm8k(), tmp_path)
+    check_every_iteration_has_its_row(run)
+    check_held_out_prompts_are_scored_before_during_and_after(run)
+    check_checkpoints_are_committed_and_whole(run)
+    check_samples_show_real_questions_with_their_whole_answers(run)
+
+
+def whole_run(data: Path, folder: Path) -> Path:
+    call("tools/tiny_model.py", folder / "model", data / "test.jsonl")
     call(
         "-m", "yatt.cli.main", "run", "configs/gsm8k.yaml", f"run.dir={folder / 'run'}",
         f"model.path={folder / 'model'}", f"data.train_files=[{data / 'train.jsonl'}]",
@@ -45,7 +49,7 @@ def run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_every_iteration_has_its_row(run):
+def check_every_iteration_has_its_row(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["training/global_step"] for row in rows] == [0, 1, 2, 3]
     for row in rows[1:]:
@@ -56,14 +60,14 @@ def test_every_iteration_has_its_row(run):
         assert row["timing_s/step"] > 0
 
 
-def test_held_out_prompts_are_scored_before_during_and_after(run):
+def check_held_out_prompts_are_scored_before_during_and_after(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     key = "val-core/openai/gsm8k/correct/mean@1"
     assert [row["training/global_step"] for row in rows if key in row] == [0, 2, 3]
     assert all(0.0 <= row[key] <= 1.0 for row in rows if key in row)
 
 
-def test_checkpoints_are_committed_and_whole(run):
+def check_checkpoints_are_committed_and_whole(run):
     store = run / "checkpoints"
     manifests = sorted((store / "manifests").glob("*.json"))
     assert [path.name for path in manifests] == ["00000002.000001.json", "00000003.000001.json"]
@@ -75,6 +79,6 @@ def test_checkpoints_are_committed_and_whole(run):
     assert (store / "latest_checkpointed_iteration.txt").read_text().strip() == "3"
 
 
-def test_samples_show_real_questions_with_their_whole_answers(run):
+def check_samples_show_real_questions_with_their_whole_answers(run):
     shown = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert shown and all("####" in row["ground_truth"] for row in shown)

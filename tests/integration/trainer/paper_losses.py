@@ -52,10 +52,10 @@ def kept_of(rejection: dict, each: list[float]) -> list[bool]:
 
 
 def paper_gradient(
-    model_folder: Path, algorithm: dict, *, has_observations: bool = False
+    model_folder: Path, algorithm: dict, *, has_observations: bool = False, num_steps: int = 2
 ) -> dict[str, torch.Tensor]:
-    """Gradient of the first mini-batch (half of the samples) under Hugging Face names, float32."""
-    model, loss = _loss(model_folder, algorithm, share=0.5, has_observations=has_observations)
+    """Gradient of the first of so many mini-batches under Hugging Face names, float32."""
+    model, loss = _loss(model_folder, algorithm, share=1 / num_steps, has_observations=has_observations)
     loss.backward()
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return dict(

@@ -132,14 +132,14 @@ def samples(iteration: int, masked: tuple[int, ...] = (), *, has_observations: b
     return tuple(facts), tuple(rollouts)
 
 
-def plans(dp_size: int, num_steps: int = 2):
+def plans(dp_size: int, num_steps: int = 2, *, has_empty: bool = True):
     """Mini-batches dealt round robin, in two micro-batches, the last one short; one has an empty one too."""
-    out, micro_size = [], 5 if dp_size == 1 else 3
     size = NUM_SAMPLES // num_steps
+    out, micro_size = [], size // dp_size // 2 + 1
     for first in range(0, NUM_SAMPLES, size):
         numbers = list(range(first, first + size))
         hands = [numbers[rank::dp_size] for rank in range(dp_size)]
-        count = -(-max(map(len, hands)) // micro_size) + (first == 0)
+        count = -(-max(map(len, hands)) // micro_size) + (has_empty and first == 0)
         out.append(
             m.MiniBatchPlan(
                 tuple(
@@ -154,11 +154,12 @@ def plans(dp_size: int, num_steps: int = 2):
 def train_order(
     iteration: int, num_steps: int, masked: tuple[int, ...] = (), *, has_observations: bool = False
 ) -> m.Train:
-    """This rank's order: rollouts go to the first rank of each model copy only."""
+    """This rank's order: rollouts go to the first rank of each model copy only. The first iteration has an
+    empty micro-batch."""
     from megatron.core import parallel_state as mpu
 
     facts, rollouts = samples(iteration, masked, has_observations=has_observations)
-    plan = plans(mpu.get_data_parallel_world_size(), num_steps)
+    plan = plans(mpu.get_data_parallel_world_size(), num_steps, has_empty=iteration == 1)
     mine = {
         number
         for mini in plan

@@ -16,7 +16,7 @@ MASKED = [1, 5]
 """Samples that count as cut: not trained on, though their rewards are in the baseline."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ours(models, tmp_path_factory):
     """One optimizer step over all samples, for each loss aggregation; the importance correction is off."""
     jobs = [

@@ -65,7 +65,7 @@ LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
 ADAPTIVE = {"kl_in": "reward", "kl_target": 1e-4, "kl_horizon": 50.0, "kl_coef": 0.3}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(shallow, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     folder = tmp_path_factory.mktemp("alone")
@@ -100,7 +100,7 @@ def alone(shallow, tmp_path_factory):
     return run_world(folder, 1, jobs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(shallow, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     jobs = [
@@ -127,7 +127,7 @@ def pair(shallow, tmp_path_factory):
     return run_world(tmp_path_factory.mktemp("pair"), 2, jobs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def papers(shallow):
     return {name: paper_gradient(shallow["qwen3"], algorithm) for name, algorithm in CASES.items()}
 

@@ -39,7 +39,7 @@ PAIRS = {
 """Losses of each layout: they act on tokens after it, except that context parallelism cuts sequences."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def algorithms(tmp_path_factory):
     own = tmp_path_factory.mktemp("own") / "reinforce.py"
     own.write_text(OWN)
@@ -53,7 +53,7 @@ def algorithms(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(shallow, algorithms, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     jobs = [
@@ -63,7 +63,7 @@ def alone(shallow, algorithms, tmp_path_factory):
     return run_world(tmp_path_factory.mktemp("alone"), 1, jobs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(shallow, algorithms, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     jobs = [

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -17,51 +16,11 @@ import pytest
 import zmq
 import zmq.auth
 
-from tests.integration.trainer.conftest import child_environment
-from tests.runs import HANG_S, RunFile, living, start, wait_for
+from tests.runs import HANG_S, RunFile, environment, held_after, living, popen, start, wait_for
 from yatt.adapters.curve import CurveKeys, calling_socket, make_keys
 from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer, Table
 
-RANK = """
-import io, json, os, pickle, sys
-from pathlib import Path
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
-from tests.integration.trainer.program import make_config
-from yatt.records import message as m
-from yatt.trainer.device import prepare_process
-from yatt.trainer.worker import TrainerRank
-
-read = []
-class Counting(pickle.Unpickler):
-    def load(self):
-        read.append("Unpickler")
-        return super().load()
-c10d._unpickler = Counting
-loads = pickle.loads
-pickle.loads = lambda *a, **k: read.append("loads") or loads(*a, **k)
-
-folder, model, rank, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-layout = {"tensor_model_parallel_size": 2} if size > 2 else {"pipeline_model_parallel_size": 2}
-config = make_config(model, layout)
-import dataclasses
-config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(folder)))
-trainer = TrainerRank(config, prepare_process(config, 0), None, tick=lambda: None, say=print)
-place = folder / "port"
-if rank == 0:
-    port = trainer.handle(m.OpenStore(host="127.0.0.1")).port
-    place.with_suffix(".new").write_text(str(port))
-    place.with_suffix(".new").rename(place)
-import time
-while not place.exists():
-    time.sleep(0.05)
-trainer.handle(m.Join(host="127.0.0.1", port=int(place.read_text()), global_rank=rank, world_size=size))
-trainer.handle(m.Build(stem=str(folder / f"host-{rank}"), attempt=1))
-groups = [{k: v for k, v in g.items() if k != "params"} for g in trainer._policy.optimizer.param_groups]
-dist.barrier()
-trainer.leave()
-(folder / f"rank-{rank}.json").write_text(json.dumps({"read": read, "groups": groups}))
-"""
+RANK = "tests.integration.trainer.meeting_rank"
 
 
 @pytest.fixture
@@ -72,8 +31,8 @@ def keys(tmp_path) -> CurveKeys:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_meet_and_build_without_reading_a_single_pickle(models, keys, tmp_path, size):
-    argv = [sys.executable, "-c", RANK, str(tmp_path), str(models["qwen2"])]
-    ranks = [subprocess.Popen([*argv, str(rank), str(size)], env=child_environment()) for rank in range(size)]
+    words = [sys.executable, "-P", "-m", RANK, str(tmp_path), str(models["qwen2"])]
+    ranks = [popen([*words, str(rank), str(size)], env=environment()) for rank in range(size)]
     try:
         codes = [rank.wait(100) for rank in ranks]
     finally:
@@ -149,6 +108,8 @@ def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_s
     run = RunFile(
         tmp_path / "run", {"trainer": {"total_iterations": 100_000}, "checkpoint": {"save_every": 0}}
     )
+    run.folder.mkdir()
+    hold = held_after(run.folder, 2 * 16, pause_s=0)
     process = start("run", str(run.write()))
     try:
         metrics = run.run_dir / "metrics.jsonl"
@@ -171,6 +132,7 @@ def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_s
         assert not any(curve_answers(service[0], keys) for keys in strangers)
         assert process.poll() is None, "the run has not noticed"
     finally:
+        hold.unlink()
         process.terminate()
         process.communicate(timeout=200)
 

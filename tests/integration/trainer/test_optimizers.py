@@ -34,7 +34,7 @@ def resumed_of(models, folder, name, saved, settings=SETTINGS, layout=None):
     return {**job_of(models, folder, name, settings, **more), "store": str(folder / f"store-{saved}")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(models, tmp_path_factory):
     """One rank, with momentum, without, and with Adam."""
     folder = tmp_path_factory.mktemp("alone")
@@ -50,7 +50,7 @@ def alone(models, tmp_path_factory):
     return folder, run_world(folder / "jobs", 1, jobs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(models, alone):
     """Two ranks: what they learn, and what they make of one rank's state."""
     folder, jobs = alone[0], []

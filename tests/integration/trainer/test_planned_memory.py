@@ -83,7 +83,7 @@ def name_of(key: tuple[int, int]) -> str:
     return f"{key[0]}-{model}-{said or 'plain'}-{len(micro[0])}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def counted(tmp_path_factory) -> dict[tuple[int, int], Counted]:
     root = tmp_path_factory.mktemp("counted")
     for name, (kind, is_tied, values) in MODELS.items():

@@ -116,7 +116,7 @@ def everything(matrix: Matrix) -> None:
         matrix.run(world_size, [], [(save, layout) for save in matrix.saved for layout in layouts])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matrix(tmp_path_factory):
     made = Matrix(tmp_path_factory.mktemp("matrix"))
     everything(made) if IS_WHOLE else sample(made)
@@ -189,8 +189,8 @@ def check_progress_is_told(matrix):
 
 def test_a_save_needs_little_more_memory_than_the_host_copy(tmp_path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        ranks = bench.measure(tmp_path, Path(memory), bench.NO_OTHERS)
+        ranks = bench.measure(tmp_path, Path(memory), bench.ONLY_MEMORY)
     for rank in ranks:
         assert rank["range_bytes"] > 300e6
         assert rank["host_bytes"] <= 1.1 * rank["state_bytes"], "one copy of everything that is kept"
-        assert rank["save_peak_bytes"] <= bench.MOST_EXTRA_BYTES
+        assert rank["save_peak_bytes"] <= bench.MOST_EXTRA_BYTES // 4, "blocks, no file"

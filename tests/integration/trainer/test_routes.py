@@ -84,7 +84,7 @@ def moved_gradient(folder, *, is_replayed):
     return dict(pair for name, p in model.named_parameters() for pair in saved(name, p.grad)), share
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("routes")
     model = make_model(folder / "model", KIND, num_hidden_layers=LAYERS, **TINY[KIND])

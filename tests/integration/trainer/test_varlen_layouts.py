@@ -18,7 +18,7 @@ MIXED = (2, "qwen3")
 """The world that also has a job in which only one of two ranks has the kernel."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worlds(tmp_path_factory):
     """Runs the world of a size and kind, once."""
 
