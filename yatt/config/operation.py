@@ -356,7 +356,7 @@ class LoggingSection:
     """Number of samples per iteration in samples.jsonl, for the report."""
 
     print_sample_every: Annotated[int, COUNT_OR_NONE] = 0
-    """`yatt run` and `yatt resume` print a sample, with its reward, of each iteration that this number divides;
+    """`yatt run` and `yatt resume` print a sample, with its reward, of each iteration that this divides;
     0: none. It is one of samples.jsonl."""
 
     events_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
