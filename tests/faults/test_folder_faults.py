@@ -1,6 +1,8 @@
 """A folder that misbehaves under a save: a full disk, and fsync that fails. Never a false commit."""
 
+import contextlib
 import errno
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +12,13 @@ import pytest
 
 from tests import host_copies
 from tests.host_copies import Trainer
+from tests.obs_runs import event, make_run
 from tests.saves import committed, save
+from yatt.adapters.full_disk import fault_of_room
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.patient import PatientStore
 from yatt.checkpoint.store import FolderStore
+from yatt.cli.look import status
 from yatt.errors import YattError
 from yatt.uploader import upload as upload_module
 
@@ -52,6 +57,38 @@ def test_a_full_disk_costs_the_save_and_leaves_nothing_of_it(
     trainer.becomes(2)
     save(PatientStore(FolderStore(small_disk), limit_s=1.0), trainer, 2)
     assert committed(FolderStore(small_disk)) == [2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a filesystem")
+def test_status_says_that_the_run_folder_has_no_room(
+    tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_disk.mkdir()
+    paths = make_run(small_disk, events=(event(0, "attempt.start", nodes=1),))
+    status(paths.root, as_json=False)
+    assert "  disk  " not in capsys.readouterr().out
+    with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    status(paths.root, as_json=False)
+    assert "  disk        No space left on device in the run folder. Make room" in capsys.readouterr().out
+    status(paths.root, as_json=True)
+    assert json.loads(capsys.readouterr().out)["no_room"] == "No space left on device"
+    (small_disk / "other").unlink()
+    assert fault_of_room(paths.root) == ""
+    assert sorted(path.name for path in small_disk.iterdir()) == ["run"], "trying leaves nothing"
+
+
+def test_a_quota_is_found_and_other_users_folders_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int) -> None:  # as NFS refuses: when what was written is sent
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    assert fault_of_room(tmp_path) == "Disk quota exceeded"
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert fault_of_room(tmp_path) == ""
 
 
 class FailingSync:

@@ -27,6 +27,8 @@ def test_every_block_of_the_tutorial_works_in_order(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             assert "Traceback" not in done.stderr
             said[line] = done.stdout
+    (printed,) = (text for line, text in said.items() if line == "yatt run run.yaml small.yaml")
+    assert printed.count("    completion: ") == 3, "of iterations 4, 8 and 12"
     assert any("reward" in text for command, text in said.items() if command.startswith("yatt show"))
     trained = [
         row for row in rows(tmp_path / "runs" / "run" / "metrics.jsonl") if "critic/rewards/mean" in row

@@ -210,6 +210,55 @@ def test_init_writes_a_file_that_loads(tmp_path, rows, more, call):
     assert code == 2 and f"{path} exists" in err and path.read_text() == before
 
 
+def test_init_takes_the_columns_that_are_named_and_chats(tmp_path, call):
+    chat = [{"role": "user", "content": "1+1?"}]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"messages": chat, "prompt_id": "7", "meta": {"final": "2"}}) + "\n")
+    given = ["--model", "/m", "--data", data, "--reward", "builtin:exact"]
+    for number, (words, columns) in enumerate((
+        ([], ("messages", "")),
+        (["--prompt-key", "prompt_id", "--truth-key", "meta.final"], ("prompt_id", "meta.final")),
+    )):  # fmt: skip
+        path = tmp_path / f"{number}.yaml"
+        assert call("init", path, *given, *words)[0] == 0
+        config = load([path], [])
+        assert (config.data.prompt_key, config.data.ground_truth_key) == columns
+    for words, says in (
+        (
+            ["--prompt-key", "text"],
+            "--prompt-key text: the first row has no such column; it has messages, prompt_id",
+        ),
+        (["--truth-key", "meta.last"], "--truth-key meta.last: the first row has no such column"),
+    ):
+        code, _, err = call("init", tmp_path / "no.yaml", *given, *words)
+        assert code == 2 and says in err and not (tmp_path / "no.yaml").exists()
+    data.write_text(json.dumps({"messages": [*chat, {"role": "assistant", "content": "2"}]}) + "\n")
+    code, _, err = call("init", tmp_path / "no.yaml", *given)
+    assert code == 2 and "ends with an answer of the assistant" in err
+
+
+def test_init_asks_for_columns_at_a_terminal(tmp_path, call, monkeypatch):
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"text": "1+1?", "result": "2"}) + "\n")
+    answers = iter(("text", "result"))
+    asked = []
+
+    def answer(question):
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    monkeypatch.setattr("builtins.input", answer)
+    path = tmp_path / "new.yaml"
+    assert call("init", path, "--model", "/m", "--data", data, "--reward", "builtin:exact")[0] == 0
+    assert asked == [
+        "column of the prompt (text, result): ",
+        "column of the reference answer (text, result; empty: none): ",
+    ]
+    config = load([path], [])
+    assert (config.data.prompt_key, config.data.ground_truth_key) == ("text", "result")
+
+
 def test_init_takes_patterns_and_hub_data_sets(tmp_path, rows, call):
     for number, (data, column) in enumerate(
         ((f"{tmp_path}/r*.jsonl", "problem"), ("hf:a/b:main:train", "prompt"))
@@ -262,7 +311,7 @@ def test_init_takes_lengths_that_the_model_has(tmp_path, rows, call):
         ),
         (
             ["--model", "/m", "--data", "{odd}", "--reward", "builtin:exact"],
-            "the first row has no column prompt",
+            "question, problem, input, instruction, messages; it has text. Name that of the prompt",
         ),
         (
             ["--model", "/m", "--data", "{rows}", "--judge", "/j", "--val", "v.jsonl"],

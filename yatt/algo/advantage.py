@@ -4,7 +4,7 @@ Every rank has the table of rewards, prompt groups and lengths, computes all adv
 own. So nothing is exchanged, and the result does not depend on the layout. Statistics are computed in
 float64, so the order of samples does not change float32 results.
 
-Suffixes: N samples, T completion tokens of all samples in sequence, L longest completion.
+Suffixes: N samples, T completion tokens of all samples in sequence, L tokens of the longest completion.
 """
 
 from dataclasses import dataclass
@@ -96,18 +96,23 @@ def _group_statistics(values_N: Tensor, groups_N: Tensor) -> _Groups:
 
 def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
     """Returns the return-to-go of every token, with the reward at the last one; float64 [T]."""
-    lengths_N, longest = table.lengths_N, int(table.lengths_N.max())
-    is_token_NL = torch.arange(longest)[None, :] < lengths_N[:, None]
-    paid_NL = torch.zeros(is_token_NL.shape, dtype=torch.float64)
+    lengths_N = table.lengths_N
+    ends_N = lengths_N.cumsum(0) - 1
+    paid_T = torch.zeros(int(lengths_N.sum()), dtype=torch.float64)
     if table.penalties_T is not None:
-        paid_NL[is_token_NL] = -table.penalties_T.double()
-    spoke = (lengths_N > 0).nonzero().squeeze(1)
-    paid_NL[spoke, lengths_N[spoke] - 1] += table.rewards_N.double()[spoke]
+        paid_T -= table.penalties_T.double()
+    spoke_N = lengths_N > 0
+    paid_T[ends_N[spoke_N]] += table.rewards_N.double()[spoke_N]
+    # From the last token of each sample to its first, all samples at once, the longest first: those that are
+    # long enough for a step are the first ones. A table of samples and positions would be mostly padding.
+    ends_N = ends_N[lengths_N.argsort(descending=True, stable=True)]
+    num_shorter_L = torch.bincount(lengths_N).cumsum(0)[:-1]
     running_N = torch.zeros(len(lengths_N), dtype=torch.float64)
-    for position in reversed(range(longest)):
-        running_N = paid_NL[:, position] + gamma * running_N
-        paid_NL[:, position] = running_N
-    return paid_NL[is_token_NL]
+    for step, num_shorter in enumerate(num_shorter_L.tolist()):
+        at = ends_N[: len(lengths_N) - num_shorter] - step
+        running_N = paid_T[at] + gamma * running_N[: len(at)]
+        paid_T[at] = running_N
+    return paid_T
 
 
 def _whitened(values_T: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ def add_check(commands: "Parsers") -> None:
         "--samples", type=_count, default=0, metavar="N",
         help="show N prompts and the judges' questions about them as tokens' text, and lengths",
     )  # fmt: skip
+    command.add_argument(
+        "--ask", action="store_true", help="put one question to each judge behind a URL; this may cost money"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(action=_check)
 
@@ -52,7 +55,9 @@ def _check(arguments: argparse.Namespace) -> int:
             raise
         found = [CheckResult("fail", line.strip()) for line in str(error).splitlines()]
     else:
-        found = check_run(config, site, elsewhere=arguments.elsewhere, num_samples=arguments.samples)
+        found = check_run(
+            config, site, elsewhere=arguments.elsewhere, num_samples=arguments.samples, asks=arguments.ask
+        )
     failures = [each for each in found if each.level == "fail"]
     if arguments.json:
         print(json.dumps({"ok": not failures, "found": [asdict(each) for each in found]}))

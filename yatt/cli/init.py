@@ -15,6 +15,16 @@ def add_init(commands: "Parsers") -> None:
     command.add_argument("--examples", type=Path, metavar="FOLDER", help="copy yatt's example files instead")
     command.add_argument("--model", help="Hugging Face folder of the policy")
     command.add_argument("--data", action="append", help="JSONL or parquet file of prompts; repeatable")
+    command.add_argument(
+        "--prompt-key",
+        default="",
+        metavar="COLUMN",
+        help="column of the prompt (default: one with a usual name)",
+    )
+    command.add_argument(
+        "--truth-key", metavar="COLUMN",
+        help="column of the reference answer; '' for none (default: one with a usual name)",
+    )  # fmt: skip
     command.add_argument("--val", action="append", default=[], help="file of held-out prompts; repeatable")
     command.add_argument(
         "--reward", help="builtin:NAME or a Python file with compute_score (default without --judge)"

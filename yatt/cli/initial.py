@@ -5,7 +5,6 @@ import glob
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,7 +18,7 @@ from yatt.launch.data_files import HUB
 from yatt.launch.model_check import model_limit
 from yatt.printable import printable
 
-PROMPT_COLUMNS = ("prompt", "question", "problem", "input", "instruction")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "input", "instruction", "messages")
 TRUTH_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "label", "target")
 
 JUDGE_TEMPLATE = """\
@@ -183,7 +182,7 @@ def _page(arguments: argparse.Namespace) -> str:
         model=_flow(arguments.model),
         dtype="float32" if arguments.cpu else "bfloat16",
         train=_flow(arguments.data),
-        columns="".join(_columns(Path(arguments.data[0]), arguments.val)),
+        columns=_columns(arguments),
         prompt=prompt,
         response=response,
         small=SMALL if arguments.cpu else "",
@@ -204,32 +203,66 @@ def _lengths(model: str) -> tuple[int, int]:
     return max(1, limit // 2), max(1, limit - limit // 2)
 
 
-def _columns(data: Path, val_files: list[str]) -> Iterator[str]:
-    """Yields the keys about columns that the first row has.
+def _columns(arguments: argparse.Namespace) -> str:
+    """Returns the keys about columns: those that are named, else that the first row has, else as answered.
 
     Raises:
-        ConfigError: it cannot be read, or no column looks like a prompt.
+        ConfigError: it cannot be read, or the column of the prompt is not known.
     """
+    data = Path(arguments.data[0])
+    files = f"  # Held-out prompts.\n  val_files: {_flow(arguments.val)}\n" if arguments.val else ""
+    about = "  # Columns of the prompt, and of the reference answer ('': none)"
     if str(data).startswith(HUB):
-        yield "  # Columns of the prompt, and of the reference answer ('': none): name those that it has.\n"
-        yield "  prompt_key: prompt\n  ground_truth_key: answer\n"
-        return
-    data = Path(next(iter(sorted(glob.glob(str(data)))), data))
-    row, _ = next(raw_rows(data), ({}, ""))
-    if not row:
-        raise ConfigError(f"--data: {data} has no rows.")
-    if val_files:
-        yield f"  # Held-out prompts.\n  val_files: {_flow(val_files)}\n"
-    prompt = next((name for name in PROMPT_COLUMNS if _at(row, name)), None)
-    if prompt is None:
+        prompt, truth = arguments.prompt_key or "prompt", arguments.truth_key
+        truth = "answer" if truth is None else truth
+        about += "" if arguments.prompt_key else ": name those that it has"
+    else:
+        data = Path(next(iter(sorted(glob.glob(str(data)))), data))
+        row, _ = next(raw_rows(data), ({}, ""))
+        if not row:
+            raise ConfigError(f"--data: {data} has no rows.")
+        prompt = _prompt_column(row, arguments.prompt_key)
+        truth = _truth_column(row, arguments.truth_key)
+    return f"{files}{about}.\n  prompt_key: {_flow(prompt)}\n  ground_truth_key: {_flow(truth)}\n"
+
+
+def _prompt_column(row: dict[str, Any], named: str) -> str:
+    found = named or next((name for name in PROMPT_COLUMNS if _at(row, name)), "")
+    listed = printable(", ".join(row))
+    if not found and sys.stdin.isatty():
+        found = input(f"column of the prompt ({listed}): ").strip()
+    if not found:
         raise ConfigError(
-            f"--data: the first row has no column {', '.join(PROMPT_COLUMNS)}; it has "
-            f"{printable(', '.join(row))}. Rename the column of the prompt, or write the run file by hand "
-            "with data.prompt_key."
+            f"--data: the first row has no column {', '.join(PROMPT_COLUMNS)}; it has {listed}. Name that of "
+            "the prompt with --prompt-key."
         )
-    truth = next((name for name in TRUTH_COLUMNS if _at(row, name) is not None), "")
-    yield f"  # Columns of the prompt, and of the reference answer ('': none).\n  prompt_key: {prompt}\n"
-    yield f"  ground_truth_key: {truth or _flow('')}\n"
+    value = _at(row, found)
+    if value is None:
+        raise ConfigError(
+            f"--prompt-key {printable(found)}: the first row has no such column; it has {listed}."
+        )
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        raise ConfigError(
+            f"column {printable(found)}: the chat of the first row ends with an answer of the assistant, "
+            "which would be a part of the prompt. Take it out with a function (data.map) in a run file of "
+            "your own."
+        )
+    return found
+
+
+def _truth_column(row: dict[str, Any], named: str | None) -> str:
+    found = (
+        next((name for name in TRUTH_COLUMNS if _at(row, name) is not None), "") if named is None else named
+    )
+    listed = printable(", ".join(row))
+    if not found and named is None and sys.stdin.isatty():
+        found = input(f"column of the reference answer ({listed}; empty: none): ").strip()
+    if found and _at(row, found) is None:
+        raise ConfigError(
+            f"--truth-key {printable(found)}: the first row has no such column; it has {listed}."
+        )
+    return found
 
 
 def _at(row: Any, key: str) -> Any:

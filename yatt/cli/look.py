@@ -25,6 +25,8 @@ from yatt.printable import printable_lines
 REFRESH_S, JOB_S = 0.5, 5.0
 OVER = ("finished", "stopped", "failed", "never began")
 
+MAKE_ROOM = "Make room, or ask for a larger quota: what the run writes waits for it for a while."
+
 
 def open_view(run: Path) -> RunView:
     """Returns the view of a run folder.
@@ -50,6 +52,8 @@ def status(run: Path, *, as_json: bool) -> int:
     )
     if summary["why"]:
         _say(f"  why         {summary['why']}")
+    if summary["no_room"]:
+        _say(f"  disk        {summary['no_room']} in the run folder. {MAKE_ROOM}")
     _print_job(found.job)
     _print_progress(summary)
     if found.limit is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from yatt import __version__
+from yatt.adapters.full_disk import is_full
 from yatt.adapters.patience import is_passing
 from yatt.cli.check import add_check
 from yatt.cli.ckpt import add_ckpt, add_convert
@@ -69,7 +70,7 @@ def _carried_out(arguments: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     except YattError as error:
         sys.stderr.write(f"yatt: {printable_lines(str(error))}\n")
-        is_ours = is_passing(error) and not _is_full(error.__cause__)
+        is_ours = is_passing(error) and not is_full(error.__cause__)
         return EXIT_FAILED if is_ours else error.exit_code
     except OSError as error:
         if (
@@ -81,12 +82,7 @@ def _carried_out(arguments: argparse.Namespace) -> int:
         sys.stderr.write(
             f"yatt: {where}{error.strerror or error}. Free space or fix it, then run the command again.\n"
         )
-        return EXIT_USER_MISTAKE if _is_full(error) or not is_passing(error) else EXIT_FAILED
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a disk or quota is full, which the user has to fix."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return EXIT_USER_MISTAKE if is_full(error) or not is_passing(error) else EXIT_FAILED
 
 
 def _parsed() -> argparse.Namespace:

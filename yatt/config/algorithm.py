@@ -160,6 +160,11 @@ class AlgorithmSection:
     filter_groups: bool = False
     """Dynamic sampling: replace prompt groups whose rewards are all equal."""
 
+    filter_by: Annotated[str, LINE] = ""
+    """filter_groups: name of a reward or GenRM; groups whose completions all have the same score of it are
+    replaced too. DAPO filters by accuracy: with overlong_buffer_tokens, completions that are all right, or
+    all wrong, have different rewards if their lengths differ. Empty: only the rewards are compared."""
+
     max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
     """Maximum number of opened prompt groups per batch size; then the run stops and reports how many were
     accepted. If the recent acceptance rate needs at most twice as many, up to four times are allowed."""

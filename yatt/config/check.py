@@ -214,6 +214,11 @@ def _rewards(config: RunConfig) -> Iterator[Fault]:
     if not any(weights):
         yield "rewards", "no reward has a weight other than 0; add one under rewards or genrms."
     yield from _judging(config)
+    by, names = config.algorithm.filter_by, [r.name for r in config.rewards] + [g.name for g in config.genrms]
+    if by and by not in names:
+        yield "algorithm.filter_by", f"'{by}' is no reward or GenRM; write one of: {', '.join(names)}."
+    if by and not config.algorithm.filter_groups:
+        yield "algorithm.filter_by", "has no effect without filter_groups; write filter_groups: true."
     wanted = config.validation.reward
     if wanted and wanted not in [r.name for r in config.rewards]:
         known = ", ".join(r.name for r in config.rewards) or "none"

@@ -355,6 +355,10 @@ class LoggingSection:
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Number of samples per iteration in samples.jsonl, for the report."""
 
+    print_sample_every: Annotated[int, COUNT_OR_NONE] = 0
+    """`yatt run` and `yatt resume` print a sample, with its reward, of each iteration that this divides;
+    0: none. It is one of samples.jsonl."""
+
     events_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
     """Size at which a file of events is continued in the next one: events.jsonl, events.000001.jsonl."""
 
@@ -366,6 +370,11 @@ class LoggingSection:
     every completion truncated, loss out of bounds) that raises an alarm; 0 turns alarms off."""
 
     def __post_init__(self) -> None:
+        records_any = self.samples_per_iteration > 0 and self.rollouts != "none"
+        rule(
+            not self.print_sample_every or records_any,
+            "print_sample_every: no sample is recorded; set samples_per_iteration and rollouts.",
+        )
         for tracker in self.trackers:
             rule(tracker != WANDB, "trackers: wandb has its own key; write wandb_mode: online or offline.")
             rule(

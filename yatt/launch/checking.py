@@ -13,6 +13,7 @@ from yatt.config.doubts import doubts
 from yatt.config.schema import DataSection, FromCheckpointSection, RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
+from yatt.launch.asked_judges import asked_judges
 from yatt.launch.completed import completed
 from yatt.launch.data_files import HUB, with_made_data
 from yatt.launch.executor import template_of
@@ -34,7 +35,8 @@ class CheckResult:
 
     Attributes:
         level: fail: the run would be refused. note: allowed, but rarely intended. skip: cannot be known here.
-            call: what a function has given on a few rows. sample: prompts, questions and lengths.
+            call: what a function has given on a few rows, or a judge has answered. sample: prompts, questions
+            and lengths.
         says: key or place, and what to do.
     """
 
@@ -66,14 +68,16 @@ class Absent:
 
 
 def check_run(
-    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False, num_samples: int = 0
-) -> list[CheckResult]:
+    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False, num_samples: int = 0,
+    asks: bool = False,
+) -> list[CheckResult]:  # fmt: skip
     """Checks files, functions, stores, sizes and memory of a run.
 
     Args:
         site: where the run is to be submitted; the cluster itself is not asked.
         elsewhere: the run starts on another machine: files that are not here are skipped, not refused.
         num_samples: how many prompts are shown as the policy gets them, if nothing is wrong.
+        asks: put one question to each judge behind a URL, if nothing is wrong; not from elsewhere.
 
     Returns:
         What was found; empty if there is nothing to say.
@@ -104,11 +108,24 @@ def check_run(
         *(CheckResult("note", f"{key} {says}") for key, says in notes),
         *(CheckResult("skip", line) for line in skipped),
         *(CheckResult("call", each.in_words()) for each in tried),
+        *(_asked(config, elsewhere=elsewhere) if asks and not failures else ()),
         *(
             CheckResult("sample", each)
             for each in _samples(config, 0 if failures or elsewhere else num_samples)
         ),
     ]
+
+
+def _asked(config: RunConfig, *, elsewhere: bool) -> Iterator[CheckResult]:
+    """Asks the judges behind URLs; yields what came of it."""
+    if elsewhere or all(genrm.has_engine for genrm in config.genrms):
+        why = "with --elsewhere" if elsewhere else "none has api.url"
+        yield CheckResult("skip", f"no judge was asked: {why}")
+        return
+    try:
+        yield from (CheckResult(level, says) for level, says in asked_judges(config))
+    except ConfigError as error:
+        yield from (CheckResult("fail", line) for line in _lines(error))
 
 
 def _samples(config: RunConfig, number: int) -> list[str]:

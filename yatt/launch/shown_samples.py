@@ -64,17 +64,21 @@ def _show(stages: Stages, text: str, number: int) -> tuple[list[ConfigError], li
     return [], [*found, *_lengths(sorted(lengths), config)]
 
 
-def _questions(
-    judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, prompt: str, place: str
-) -> Iterator[str]:
-    """Yields each judge's question; completions are the ground truth and an empty text."""
+def shown_with_truth(row: Row, prompt: str) -> Shown:
+    """Returns what a judge is shown of a row whose completions are the ground truth and an empty text."""
     truth = truth_text(row.ground_truth)
-    shown = Shown(
+    return Shown(
         prompt=prompt, ground_truth=truth, data_source=row.data_source, completion=truth, completion_a=truth,
         completion_b=EMPTY, completions=numbered([truth, EMPTY]),
     )  # fmt: skip
+
+
+def _questions(
+    judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, prompt: str, place: str
+) -> Iterator[str]:
+    """Yields each judge's question."""
     for key, (genrm, tokenizer) in judges.items():
-        ids = question_ids(genrm, tokenizer, shown)
+        ids = question_ids(genrm, tokenizer, shown_with_truth(row, prompt))
         text = tokenizer.decode(ids, skip_special=False)
         yield f"{place}: question of {len(ids)} tokens to {key}:\n{_indented(text)}"
 

@@ -21,6 +21,7 @@ from yatt.launch.occupied import make_way
 from yatt.launch.plan import Resized, effective
 from yatt.launch.preflight import preflight, show_doubts
 from yatt.obs.console import Console
+from yatt.obs.printed_samples import PrintedSamples
 from yatt.obs.rows_seen import RowsSeen
 from yatt.obs.view import RunView
 from yatt.paths import RunPaths
@@ -73,7 +74,9 @@ def resume_run(
 
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
-    console = Console(RunView(paths, config.trainer.total_iterations, seen=RowsSeen(SHOWN_ROWS)))
+    samples = PrintedSamples(paths.samples, config.logging.print_sample_every)
+    view = RunView(paths, config.trainer.total_iterations, seen=RowsSeen(SHOWN_ROWS))
+    console = Console(view, samples=samples)
     signals: list[int] = []
     wait = FolderWait(
         root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from yatt.obs.metrics import FAILED_SHARE, STEP, amount, is_validation
+from yatt.obs.printed_samples import PrintedSamples
 from yatt.obs.view import RunView
 from yatt.printable import printable, printable_lines
 
@@ -20,10 +21,13 @@ class Console:
 
     Args:
         out: output stream; a terminal gets the live line.
+        samples: what is shown of them.
     """
 
-    def __init__(self, view: RunView, out: TextIO = sys.stdout) -> None:
-        self._view, self._out = view, out
+    def __init__(
+        self, view: RunView, out: TextIO = sys.stdout, samples: PrintedSamples | None = None
+    ) -> None:
+        self._view, self._out, self._samples = view, out, samples
         self._live: Any = None
         self._has_failed = False
         if out.isatty():
@@ -37,6 +41,7 @@ class Console:
         """Reads all events that are there, and shows none: an earlier start has shown them."""
         with self._guarded():
             self._view.refresh()
+            self._new_samples()
 
     def update(self) -> None:
         """Reads and shows new events. An error is reported once and never ends the run."""
@@ -58,8 +63,13 @@ class Console:
             self.say(sentence)
         for row in rows:
             self.say(row_line(row, self._view.total_iterations))
+        for line in self._new_samples():
+            self.say(line)
         if self._live is not None:
             self._live.update(printable(live_line(self._view)))
+
+    def _new_samples(self) -> list[str]:
+        return self._samples.new() if self._samples is not None else []
 
     def say(self, sentence: str) -> None:
         """Prints one permanent line. A closed terminal is not an error."""

@@ -170,11 +170,12 @@ def _about(record: Record) -> list[int]:
 
 def _without_texts(record: Record) -> Record:
     kept = {key: value for key, value in record.items() if key not in TEXTS}
-    ends = {key: _ends(record[key]) for key in ("prompt", "completion") if isinstance(record.get(key), str)}
+    ends = {key: ends_of(record[key]) for key in ("prompt", "completion") if isinstance(record.get(key), str)}
     return {**kept, "texts": ends}
 
 
-def _ends(text: str) -> str:
+def ends_of(text: str) -> str:
+    """Returns a text, or both ends of a long one."""
     return (
         text if len(text) <= MOST_PREVIEW else f"{text[: MOST_PREVIEW // 2]} ... {text[-MOST_PREVIEW // 2 :]}"
     )

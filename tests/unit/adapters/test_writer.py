@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S, environment, until, wait_for
-from yatt.adapters import writer as writer_module
+from yatt.adapters import log_lines, writer as writer_module
 from yatt.adapters.lines import read_records
+from yatt.adapters.log_lines import OneTracebackPerCause
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.writer_watch import watch_writer
@@ -204,3 +205,33 @@ def test_a_log_within_a_process_is_whole_when_it_ends(capfd, monkeypatch) -> Non
     with logging_by_a_thread():
         logging.getLogger("x").warning("a word of \ud800 too few")
     assert "WARNING x a word of ? too few" in capfd.readouterr().err
+
+
+def test_a_cause_has_one_traceback_however_often_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    def failing(number: int) -> None:
+        if number % 2:
+            raise ValueError(f"odd: {number}")
+        raise ValueError(f"even: {number}")
+
+    with logging_by_a_thread():
+        for number in range(600):
+            try:
+                failing(number)
+            except ValueError:
+                logging.getLogger("x").exception("order %s failed", "Sample")
+    lines = capfd.readouterr().err.splitlines()
+    assert lines.count("Traceback (most recent call last):") == 2, "of two lines of code"
+    assert "ValueError: odd: 1" in lines and "ValueError: even: 0" in lines
+    assert lines[-1].endswith(
+        "ERROR x order Sample failed: ValueError: odd: 599 (number 300; the traceback is at the first)"
+    )
+
+
+def test_causes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MOST_CAUSES", 3)
+    kept = OneTracebackPerCause()
+    for number in range(20):
+        error = ValueError(number)
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, f"{number}", None, (ValueError, error, None))
+        assert kept.filter(record) and record.exc_info
+        assert len(kept._counts) <= 3

@@ -108,3 +108,21 @@ def test_a_sample_without_tokens_has_no_advantage_and_harms_nobody():
         ),
     )
     assert got.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-6)
+
+
+def test_returns_of_one_long_sample_among_many_take_no_table_of_samples_and_positions():
+    """320 GB it would have."""
+    num, longest, gamma = 2_000_000, 20_000, 0.999
+    lengths_N = torch.ones(num, dtype=torch.int64)
+    lengths_N[7] = longest
+    rewards_N = torch.arange(num) / num
+    found_T = advantages(
+        "reinforce_plus_plus",
+        RewardTable(rewards_N=rewards_N, groups_N=torch.zeros(num, dtype=torch.int64), lengths_N=lengths_N),
+        gamma,
+    )
+    returns_T = rewards_N.double().repeat_interleave(lengths_N)
+    left_T = torch.arange(longest - 1, -1, -1, dtype=torch.float64)
+    returns_T[7 : 7 + longest] = rewards_N[7].double() * gamma**left_T
+    whole_T = (returns_T - returns_T.mean()) / (returns_T.var() + 1e-8).sqrt()
+    assert torch.allclose(found_T, whole_T.float(), rtol=1e-5, atol=1e-6)

@@ -219,6 +219,16 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         ),
         (
             "trainer:\n",
+            "algorithm: {filter_groups: true, filter_by: rul}\ntrainer:\n",
+            "algorithm.filter_by: 'rul' is no reward or GenRM; write one of: rule.",
+        ),
+        (
+            "trainer:\n",
+            "algorithm: {filter_by: rule}\ntrainer:\n",
+            "algorithm.filter_by: has no effect without filter_groups",
+        ),
+        (
+            "trainer:\n",
             "logging: {webhook_url: 'file:///etc/passwd'}\ntrainer:\n",
             "logging.webhook_url: is not a URL; write one that begins with https:// or http://.",
         ),

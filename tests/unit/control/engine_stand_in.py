@@ -42,8 +42,8 @@ class Engines:
                 loop.call_soon(self.completed, to, given)
         if isinstance(body, m.Abort):
             for request_id in body.request_ids:
-                sample = self.busy.pop(request_id)
-                loop.call_soon(self.completed, to, completion(sample, self.partial, "abort"))
+                if sample := self.busy.pop(request_id, None):  # else its answer is under way
+                    loop.call_soon(self.completed, to, completion(sample, self.partial, "abort"))
 
     async def request(self, to: str, body: m.Message, limit_s: float, **_: Any) -> m.Message:
         raise AssertionError(f"{to} is not asked for {body} here")

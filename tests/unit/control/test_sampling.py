@@ -141,6 +141,31 @@ def test_a_group_whose_rewards_are_equal_is_replaced_where_that_is_asked_for(mak
     assert found.counters["rollout/dropped_groups"] >= 2
 
 
+@pytest.mark.parametrize("by", ["", "digits"])
+def test_groups_that_are_all_right_differ_by_length_only_and_are_replaced_where_asked(
+    make: Make, by: str
+) -> None:
+    """DAPO filters by accuracy, before the soft overlong punishment."""
+
+    async def all_right_but_every_other_group(order: m.Score) -> m.Message:
+        return m.Scored(score=float(order.num_completion_tokens > 1 or int(order.prompt[0]) % 2 == 0))
+
+    bench = make(
+        lambda _, sample: completion(sample, tokens_of(sample)), all_right_but_every_other_group,
+        algorithm={
+            "filter_groups": True, "filter_by": by, "max_groups_opened_factor": 8,
+            "overlong_buffer_tokens": 8,
+        },
+    )  # fmt: skip
+    found = asyncio.run(bench.advance(1, 4))
+    rewards = [[fact.reward for fact in group.samples] for group in found.groups]
+    differ_in_score = [max(each) - min(each) > 0.5 for each in rewards]
+    assert all(differ_in_score) if by else not all(differ_in_score)
+    assert bool(by) == bool(bench.num_dropped())
+    reason = "all its rewards, or all its scores of digits, are equal"
+    assert any(reason in line for line in bench.lines) == bool(by)
+
+
 def test_the_first_groups_all_fail_and_the_run_ends_with_the_reason(make: Make) -> None:
     async def fails(order: m.Score) -> m.Message:
         return m.Failed(error="compute_score failed: ZeroDivisionError", exit_code=2)

@@ -6,6 +6,7 @@ import json
 from tests.obs_runs import event, make_run, metrics
 from yatt.obs.console import Console, row_line
 from yatt.obs.metrics import STEP
+from yatt.obs.printed_samples import PrintedSamples
 from yatt.obs.view import RunView
 
 
@@ -57,3 +58,53 @@ def test_a_killed_reward_call_is_told_once_in_each_attempt(tmp_path):
     console.close()
     assert out.getvalue().count("reward-n0.1 was killed: a reward call took more than 2 s") == 1
     assert view.num_killed == 3
+
+
+def add_samples(run, *lines):
+    with run.samples.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def recorded(iteration, sample, **more):
+    return {
+        STEP: iteration, "attempt": 1, "sample": sample, "prompt": "3+4=\n", "completion": "7.",
+        "reward": 1.0, "scores": {"sums": 1.0}, **more,
+    }  # fmt: skip
+
+
+def test_one_sample_of_every_so_many_iterations_is_printed(tmp_path):
+    run = make_run(tmp_path)
+    add_samples(run, recorded(2, 16))
+    out = io.StringIO()
+    console = Console(RunView(run, 9), out, PrintedSamples(run.samples, 2))
+    console.pass_over()
+    add_samples(run, recorded(3, 24), recorded(4, 30, dropped="all rewards equal"), recorded(4, 32))
+    add_samples(run, recorded(4, 34))
+    console.update()
+    assert out.getvalue().splitlines() == [
+        "  iteration 4, sample 32: reward 1.000", "    prompt: 3+4=", "    completion: 7.",
+    ]  # fmt: skip
+    add_samples(
+        run, recorded(4, 32, attempt=2, reward=None, failed="KeyError: 'label'", completion="x" * 999)
+    )
+    console.update()
+    again = out.getvalue().splitlines()[3:]
+    assert again[0] == "  iteration 4, sample 32: no reward: KeyError: 'label'"
+    assert again[2] == f"    completion: {'x' * 200} ... {'x' * 200}"
+    console.close()
+
+
+def test_a_printed_sample_cannot_move_the_cursor(tmp_path):
+    run = make_run(tmp_path)
+    add_samples(run, recorded(1, 8, completion="a\x1b[2Jb"))
+    out = io.StringIO()
+    console = Console(RunView(run, 9), out, PrintedSamples(run.samples, 1))
+    console.update()
+    console.close()
+    assert "\x1b" not in out.getvalue() and "a\\x1b[2Jb" in out.getvalue()
+
+
+def test_without_the_key_no_sample_is_read(tmp_path):
+    run = make_run(tmp_path)
+    add_samples(run, recorded(1, 8))
+    assert PrintedSamples(run.samples, 0).new() == []

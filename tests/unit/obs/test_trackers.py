@@ -27,6 +27,12 @@ def test_trackers_that_are_unknown_or_named_alike_are_refused(tmp_path, trackers
         load_resolved(make_run(tmp_path, logging={"trackers": trackers}).config)
 
 
+@pytest.mark.parametrize("none", [{"samples_per_iteration": 0}, {"rollouts": "none"}])
+def test_samples_that_are_not_recorded_cannot_be_printed(tmp_path, none):
+    with pytest.raises(ConfigError, match="print_sample_every: no sample is recorded"):
+        load_resolved(make_run(tmp_path, logging={"print_sample_every": 10, **none}).config)
+
+
 def test_a_users_file_keeps_its_meaning_in_every_folder(tmp_path, monkeypatch):
     paths = make_run(tmp_path, logging={"trackers": ["tensorboard", "mine/own.py"]})
     config = load_resolved(paths.config)

@@ -8,9 +8,14 @@ FLAT = "all its rewards are equal"
 
 
 class Drops:
-    """Follows which groups are dropped, and why."""
+    """Follows which groups are dropped, and why.
 
-    def __init__(self) -> None:
+    Args:
+        filter_by: `algorithm.filter_by`.
+    """
+
+    def __init__(self, filter_by: str = "") -> None:
+        self._flat = f"all its rewards, or all its scores of {filter_by}, are equal" if filter_by else FLAT
         self._trials = Trials()
         self._is_users = False
         self.reason = ""
@@ -29,7 +34,7 @@ class Drops:
         """Records one group that was accepted or dropped, with its failed sample, if any."""
         self._trials = self._trials.after(is_users_failure=failed is not None and failed.is_users_failure)
         if is_dropped:
-            self.reason = failed.failed if failed else FLAT
+            self.reason = failed.failed if failed else self._flat
             self._is_users = failed is None or failed.is_users_failure
 
     def check_some_work(self) -> None:

@@ -167,6 +167,13 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         """Returns the first failed sample; a group with one is not trained on."""
         return next((s for s in self.samples if s.failed), None)
 
+    def teaches_nothing(self, weights: dict[str, float], shaping: Shaping, by: str) -> bool:
+        """Whether all rewards are equal, or all scores of `by`, if it is named and each completion has it."""
+        scores = [s.scores.get(by) for s in self.samples if by and by not in s.unmeasured]
+        known = [score for score in scores if score is not None]
+        is_same = len(known) == len(self.samples) and is_flat(known)
+        return is_same or is_flat(self.rewards(weights, shaping))
+
     def restart_older(self, oldest: int, now: int) -> bool:
         """Restarts completions with tokens of a policy before `oldest`; returns whether there were any."""
         old = [s for s in self.samples if s.oldest_version(now) < oldest]

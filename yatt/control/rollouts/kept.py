@@ -7,12 +7,12 @@ generation if the attempt is killed. `yatt.core.kept_groups` has the rules.
 
 import asyncio
 import contextlib
-import errno
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from yatt.adapters.full_disk import is_full
 from yatt.adapters.record_file import RecordWriter
 from yatt.adapters.thread_call import call_in_thread
 from yatt.adapters.writer import BackgroundWriter
@@ -37,8 +37,6 @@ MOST_WAITING_BYTES = 64 << 20
 
 READ_S = 30.0
 """Longest wait for the groups of earlier attempts; then they are sampled anew."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)
@@ -151,10 +149,10 @@ class KeptGroups:
                 current.writer.append(number, num_scores, data)
             except OSError as error:
                 self._say(current, words_of(error))
-                current.is_over = error.errno in _FULL or current is not self._current
+                current.is_over = is_full(error) or current is not self._current
                 if not current.is_over:
                     raise
-                if error.errno in _FULL:  # what the run needs more shall have the space
+                if is_full(error):  # what the run needs more shall have the space
                     _remove(current.writer)
             except (YattError, ValueError) as error:
                 self._say(current, words_of(error))

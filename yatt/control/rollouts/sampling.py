@@ -17,7 +17,7 @@ from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.counters import GroupCounters
 from yatt.control.rollouts.drops import Drops
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, due, is_flat
+from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, due
 from yatt.control.rollouts.kept_files import KeptGroup
 from yatt.control.rollouts.prompt_source import PromptSource, most_opened
 from yatt.control.rollouts.recording import RolloutRecorder
@@ -51,7 +51,8 @@ class Sampler:
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
         self._quota, self._in_order = Quota(target=0), InOrder((), ())
         self._due, self._sampled = set[int](), set[int]()  # to complete now; without scores only
-        self._drops, self._breaking_off, self._counters = Drops(), False, GroupCounters()
+        self._drops = Drops(node.config.algorithm.filter_by)
+        self._breaking_off, self._counters = False, GroupCounters()
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -281,10 +282,11 @@ class Sampler:
         scorer = self._scorer
         group.refuse_scoreless(scorer.weights)
         failed = group.failure()
-        flat = failed is None and is_flat(group.rewards(scorer.weights, scorer.shaping))
+        section = self._node.config.algorithm
+        flat = failed is None and group.teaches_nothing(scorer.weights, scorer.shaping, section.filter_by)
         counts = self._counters.of(group.number)
         counts["rollout/flat_groups"] += int(flat)
-        drop = failed is not None or (flat and self._node.config.algorithm.filter_groups)
+        drop = failed is not None or (flat and section.filter_groups)
         if self._quota.extra:
             counts.update(key_of(s.num_tokens, "dropped" if drop else "accepted") for s in group.samples)
         self._quota = self._quota.resolved(accepted=not drop)
