@@ -33,6 +33,7 @@ IS_GPU = any("tests/gpu/" in word for word in sys.argv)
 prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):  # they hide what users see
     os.environ.pop(variable, None)
+sys.dont_write_bytecode = False  # nor are tests rewritten and compiled at each start
 lots.remember_environment()
 AGAIN_S = 15.0
 DEALING = pytest.StashKey[Dealing]()
