@@ -248,6 +248,10 @@ FUSED_STEP = "step"
 CONFIGURED = frozenset({"max_lr", "min_lr", "betas", "eps", "momentum", "wd_mult", "lr_mult"})
 """Scalars of a parameter group that come from the optimizer's settings."""
 
+OF_LAYOUT = frozenset({"is_expert_parallel"})
+"""What a parameter group is in this run's layout: the scalars may be those of another saved group with its
+identity."""
+
 
 def _set_groups(policy: Policy, saved: Sequence[Mapping[str, Any]]) -> None:
     """Copies saved scalars into the parameter groups, whose order may differ between ranks. Configured values
@@ -257,7 +261,7 @@ def _set_groups(policy: Policy, saved: Sequence[Mapping[str, Any]]) -> None:
         found = by_identity.get(_identity(group))
         if found is None:
             raise CheckpointError(f"the checkpoint has no parameter group {_identity(group)}")
-        for key in found.keys() & {*group, FUSED_STEP} - {*CONFIGURED, "params"}:
+        for key in found.keys() & {*group, FUSED_STEP} - {*CONFIGURED, *OF_LAYOUT, "params"}:
             if _kind(found[key]) is not _kind(group.get(key, 0)):
                 raise CheckpointError(f"the checkpoint's parameter group has {key}: {found[key]!r}")
             group[key] = found[key]
