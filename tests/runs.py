@@ -229,13 +229,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def wait_for(holds: Callable[[], Any], *, timeout_s: float = HANG_S / LOADED, what: str) -> Any:
     """Until `holds()` is true; gives its value. `timeout_s` is for a machine with nothing else to do. What is
-    asked of Slurm starts a process each time: the pauses are ten times as long as the question took."""
+    asked of Slurm starts a process each time: the pauses are a few times as long as the question took."""
     timeout_s *= LOADED
     until = time.monotonic() + timeout_s
     while (asked := time.monotonic()) < until:
         if value := holds():
             return value
-        time.sleep(min(max(10 * (time.monotonic() - asked), 0.02), 0.5))
+        time.sleep(min(max(5 * (time.monotonic() - asked), 0.02), 0.2))
     raise AssertionError(f"waited {timeout_s:g} s for {what}")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, environment, kill, living, popen, rows, start, wait_for, yatt
+from tests.runs import RunFile, environment, held_after, kill, living, popen, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.files import unsealed
@@ -225,7 +225,8 @@ def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(t
 def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(tmp_path: Path) -> None:
     run = run_file(tmp_path, 3, {"mode": "disaggregated", "trainer_nodes": 1})
     run.settings["genrms"] = []
-    run.settings["trainer"] = {"total_iterations": 60}  # longer than eight starts
+    run.settings["trainer"] = {"total_iterations": 6}
+    hold = held_after(run.folder, 4 * 16, pause_s=0)  # until eight starts have failed
     process = start("run", str(run.write()))
     try:
         wait_for(lambda: events(run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
@@ -236,6 +237,7 @@ def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(
             return events(run, "node.lost")
 
         (event,) = wait_for(strike, timeout_s=60, what="node2 to give up")
+        hold.unlink()
         output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
