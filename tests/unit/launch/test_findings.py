@@ -12,9 +12,10 @@ from yatt.config.site import SiteConfig, site_rules
 from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
 from yatt.launch.diagnose.nodes import gpus_of, is_up
 from yatt.launch.diagnose.partitions import has_user_signal
-from yatt.launch.diagnose.records import Demand, Finding, Snapshot
+from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits
 from yatt.launch.diagnose.report import demands_of, findings
 from yatt.launch.diagnose.settings import requeue_delay_s
+from yatt.launch.diagnose.user_limits import ASSOCIATION, QOS, limit_findings, rows_of
 
 TEXTS = Path(__file__).parent / "slurm-22.05"
 TRAINER = Demand(component="trainer", nodes=2, gpus_per_node=4)
@@ -170,12 +171,72 @@ def test_accounts(tmp_path: Path) -> None:
     }
 
     def about(text: str, accounts: tuple[str, ...]) -> Finding:
-        found = findings(replace(snapshot(config), accounts=accounts), site(tmp_path, text), ())
+        limits = UserLimits(tuple({"Account": each} for each in accounts))
+        found = findings(replace(snapshot(config), limits=limits), site(tmp_path, text), ())
         return next(f for f in found if f.about == "account")
 
     assert about("account: a", ("a", "b")).level == "ok"
     assert about("account: c", ("a", "b")).cure == "Write account: one of a, b."
     assert about("", ()).level == "fail"
+
+
+MINE = "proj|normal|normal,long|||node=8|"
+NORMAL = "normal|||||2-00:00:00"
+ENFORCED = {"AccountingStorageEnforce": "associations,limits,qos"}
+TWO = ["a|normal|normal|1|||", "b|normal|normal||||"]
+LONG = "long|2|4|node=4|gres/gpu=16|7-00:00:00"
+
+
+@pytest.mark.parametrize(
+    ("associations", "qos", "text", "says"),
+    [
+        ([MINE], [NORMAL, LONG], "", []),
+        ([MINE], [NORMAL, LONG], "qos: long", []),
+        ([], [], "", []),
+        (
+            [MINE], ["normal|1||||"], "",
+            ["QOS 'normal' lets a user run 1 jobs (MaxJobsPU); the run's job counts as 2."],
+        ),
+        (
+            ["proj|normal|normal||1||"], [], "",
+            ["account 'proj' lets a user have in the queue 1 jobs (MaxSubmit)"],
+        ),
+        (
+            [MINE], [NORMAL, "long|||cpu=640,node=1||"], "qos: long",
+            ["QOS 'long' allows 1 nodes (MaxTRES); trainer of the run need 2.", "engines of the run need 2."],
+        ),
+        (
+            [MINE], ["normal||||cpu=9999,gres/gpu=12|"], "",
+            ["QOS 'normal' allows 12 GPUs (MaxTRESPU); trainer and engines of the run need 16."],
+        ),
+        (
+            [MINE], ["normal|||||00:30:00"], "",
+            ["time_limit_min is 60, more than QOS 'normal' allows (00:30:00)."],
+        ),
+        ([MINE], [NORMAL], "qos: fast", ["the account of this job may not use QOS 'fast'."]),
+        # of two accounts it is not known which one a job has, unless it is written
+        (TWO, [NORMAL], "", []),
+        (TWO, [NORMAL], "account: a", ["account 'a' lets a user run 1"]),
+    ],
+)  # fmt: skip
+def test_limits_of_the_accounting_database(
+    tmp_path: Path, associations: list[str], qos: list[str], text: str, says: list[str]
+) -> None:
+    limits = UserLimits(rows_of(ASSOCIATION, "\n".join(associations)), rows_of(QOS, "\n".join(qos)))
+    section, demands = site(tmp_path, f"time_limit_min: 60\n{text}"), (TRAINER, ENGINES)
+    assert not list(limit_findings(limits, {"AccountingStorageEnforce": "associations"}, section, demands))
+    found = list(limit_findings(limits, ENFORCED, section, demands))
+    faults = [f.what for f in found if f.level == "fail"]
+    assert len(faults) == len(says), faults
+    assert all(part in what for part, what in zip(says, faults, strict=True)), faults
+    assert bool(faults) or not associations or [f.level for f in found] == ["ok"]
+
+
+def test_answers_of_another_form_give_no_limits(tmp_path: Path) -> None:
+    for text in ("", "sacctmgr: error\n", "a|b\n", "|".join("x" * 40), "normal|many|-1|node=x,,=|cpu|soon"):
+        limits = UserLimits(rows_of(ASSOCIATION, text), rows_of(QOS, text))
+        found = limit_findings(limits, ENFORCED, site(tmp_path, "qos: normal"), (TRAINER, ENGINES))
+        assert all(f.level == "ok" for f in found)
 
 
 def test_a_partition_that_cancels_after_a_notice_is_good_enough(tmp_path: Path) -> None:

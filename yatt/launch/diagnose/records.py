@@ -48,6 +48,22 @@ class Demand:
     """0 on clusters without GPUs."""
 
 
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """Fieldss of sacctmgr, by the names of its columns."""
+
+    associations: tuple[Fields, ...] | None = None
+    """Of this user; None: no answer."""
+
+    qos: tuple[Fields, ...] = ()
+
+    @property
+    def accounts(self) -> tuple[str, ...] | None:
+        """Accounts that this user may charge; None: no answer."""
+        rows = self.associations
+        return None if rows is None else tuple(sorted({row["Account"] for row in rows}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """State of the cluster. None: no answer."""
@@ -59,8 +75,8 @@ class Snapshot:
     config: Fields | None = None
     partitions: dict[str, Fields] | None = None
     nodes: dict[str, Fields] | None = None
-    accounts: tuple[str, ...] | None = None
-    """Accounts that this user may charge; None also without an accounting database."""
+    limits: UserLimits = UserLimits()
+    """Accounts and limits of this user; empty without an accounting database."""
 
     container_runtimes: tuple[str, ...] = ()
     """Available container runtimes, of pyxis and apptainer."""

@@ -23,10 +23,11 @@ from yatt.launch.diagnose.check_fs import measure
 from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
 from yatt.launch.diagnose.nodes import node_findings
 from yatt.launch.diagnose.partitions import partition_findings
-from yatt.launch.diagnose.records import Demand, Finding, Snapshot, fail, ok, warn
+from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits, fail, ok, warn
 from yatt.launch.diagnose.settings import settings_findings
 from yatt.launch.diagnose.trial import try_nodes
 from yatt.launch.diagnose.trial_findings import trial_findings
+from yatt.launch.diagnose.user_limits import ask_limits, limit_findings
 from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
 
@@ -71,6 +72,7 @@ def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) 
     components = [demand.component for demand in demands] or list(COMPONENTS)
     found += settings_findings(snapshot, config, site)
     found += partition_findings(config, partitions, site, components)
+    found += limit_findings(snapshot.limits, config, site, demands)
     if snapshot.nodes is None:
         found.append(warn("nodes", "Slurm does not list its nodes.", "Try again later."))
     else:
@@ -101,7 +103,7 @@ def take_snapshot(slurm: Slurm) -> Snapshot:
         config=config,
         partitions=slurm.show_partitions() if config else None,
         nodes=slurm.show_nodes() if config else None,
-        accounts=_accounts(slurm, config or {}),
+        limits=ask_limits(slurm, getpass.getuser()) if keeps_accounts(config or {}) else UserLimits(),
         container_runtimes=tuple(_container_runtimes(slurm)),
     )
 
@@ -159,14 +161,6 @@ def _interface(name: str) -> Finding:
         return ok("interface", f"{name} exists on this machine.")
     cure = f"If the nodes lack it too, set `interface` to one of {', '.join(here)}, or leave it empty."
     return warn("interface", f"there is no network interface {name} on this machine.", cure)
-
-
-def _accounts(slurm: Slurm, config: Fields) -> tuple[str, ...] | None:
-    if not keeps_accounts(config):
-        return None
-    user = f"user={getpass.getuser()}"
-    text = slurm.ask("sacctmgr", "-nP", "show", "assoc", user, "format=Account")
-    return None if text is None else tuple(sorted(set(text.split())))
 
 
 def _container_runtimes(slurm: Slurm) -> Iterator[str]:

@@ -67,13 +67,14 @@ def _version(config: Fields) -> Finding:
 def _account(snapshot: Snapshot, site: SiteConfig, config: Fields) -> Finding:
     if not keeps_accounts(config):
         return ok("account", "no accounting database; the state of ended jobs is read from the controller.")
-    if snapshot.accounts is None:
+    accounts = snapshot.limits.accounts
+    if accounts is None:
         what = "the accounting database does not answer; the job's account is not known."
         return warn("account", what, "Try again later.")
-    if site.account and site.account not in snapshot.accounts:
-        known = ", ".join(snapshot.accounts) or "none"
+    if site.account and site.account not in accounts:
+        known = ", ".join(accounts) or "none"
         return fail("account", f"you may not charge '{site.account}'.", f"Write account: one of {known}.")
-    if not snapshot.accounts and "associations" in words(config, "AccountingStorageEnforce"):
+    if not accounts and "associations" in words(config, "AccountingStorageEnforce"):
         what = "this cluster requires an account, and you have none."
         return fail("account", what, "Ask the cluster's administrators.")
     return ok("account", f"charged to {site.account or 'your default account'}.")

@@ -1,0 +1,53 @@
+"""`yatt diagnose` on a cluster with an accounting database: what a job of this user would wait for."""
+
+import getpass
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import wait_for
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SubmittedRun
+from tests.slurm.test_forms import SEARCH
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def counted() -> Iterator[Cluster]:
+    if shutil.which("slurmdbd", path=SEARCH) is None:
+        pytest.skip("no slurmdbd: make slurm as root installs it")
+    made = Cluster(NODES=4, ACCOUNTS=1)
+    try:
+        yield made.up()
+    finally:
+        made.down()
+
+
+def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster, tmp_path: Path) -> None:
+    limits = ("MaxJobsPerUser=1", "MaxTRESPerJob=node=1", "MaxWall=01:00:00")
+    counted.call("sacctmgr", "-iQ", "add", "qos", "small", "set", *limits)
+    counted.call("sacctmgr", "-iQ", "modify", "user", getpass.getuser(), "set", "qos+=small")
+
+    def said(**site: object) -> list[tuple[str, str]]:
+        run = SubmittedRun(counted, tmp_path / str(len(site)), account="physics", **site)
+        done = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--json")
+        found = json.loads(done.stdout)["findings"]
+        return [(f["level"], f["what"]) for f in found if f["about"] == "limits"]
+
+    assert said() == [("ok", "associations and QOS allow the run's jobs, nodes, GPUs and time.")]
+    assert said(qos="small", time_limit_min=90) == [
+        ("fail", "QOS 'small' lets a user run 1 jobs (MaxJobsPU); the run's job counts as 2."),
+        ("fail", "QOS 'small' allows 1 nodes (MaxTRES); trainer of the run need 2."),
+        ("fail", "QOS 'small' allows 1 nodes (MaxTRES); engines of the run need 2."),
+        ("fail", "time_limit_min is 90, more than QOS 'small' allows (01:00:00)."),
+    ]
+    job = counted.sbatch("#!/bin/bash\ntrue\n", "--account=physics", "--qos=small", "--nodes=2")
+
+    def reason() -> str:
+        return next((row["reason"] for row in counted.squeue() if row["reason"].startswith("QOS")), "")
+
+    assert wait_for(reason, timeout_s=30, what=f"job {job} to wait for its QOS") == "QOSMaxNodePerJobLimit"
