@@ -26,6 +26,7 @@ NAMES = (
     "balance",
     "start",
     "restarts",
+    "slow_growth",
     "checkpoint",
     "publication",
     "media",
