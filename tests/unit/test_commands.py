@@ -217,7 +217,7 @@ def test_init_takes_the_columns_that_are_named_and_chats(tmp_path, call):
     given = ["--model", "/m", "--data", data, "--reward", "builtin:exact"]
     for number, (words, columns) in enumerate((
         ([], ("messages", "")),
-        (["--prompt-key", "prompt_id", "--truth-key", "meta.final"], ("prompt_id", "meta.final")),
+        (["--prompt-key", "prompt_id", "--ground-truth-key", "meta.final"], ("prompt_id", "meta.final")),
     )):  # fmt: skip
         path = tmp_path / f"{number}.yaml"
         assert call("init", path, *given, *words)[0] == 0
@@ -228,7 +228,10 @@ def test_init_takes_the_columns_that_are_named_and_chats(tmp_path, call):
             ["--prompt-key", "text"],
             "--prompt-key text: the first row has no such column; it has messages, prompt_id",
         ),
-        (["--truth-key", "meta.last"], "--truth-key meta.last: the first row has no such column"),
+        (
+            ["--ground-truth-key", "meta.last"],
+            "--ground-truth-key meta.last: the first row has no such column",
+        ),
     ):
         code, _, err = call("init", tmp_path / "no.yaml", *given, *words)
         assert code == 2 and says in err and not (tmp_path / "no.yaml").exists()

@@ -22,7 +22,7 @@ def add_init(commands: "Parsers") -> None:
         help="column of the prompt (default: one with a usual name)",
     )
     command.add_argument(
-        "--truth-key", metavar="COLUMN",
+        "--ground-truth-key", metavar="COLUMN",
         help="column of the reference answer; '' for none (default: one with a usual name)",
     )  # fmt: skip
     command.add_argument("--val", action="append", default=[], help="file of held-out prompts; repeatable")

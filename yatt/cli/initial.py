@@ -213,7 +213,7 @@ def _columns(arguments: argparse.Namespace) -> str:
     files = f"  # Held-out prompts.\n  val_files: {_flow(arguments.val)}\n" if arguments.val else ""
     about = "  # Columns of the prompt, and of the reference answer ('': none)"
     if str(data).startswith(HUB):
-        prompt, truth = arguments.prompt_key or "prompt", arguments.truth_key
+        prompt, truth = arguments.prompt_key or "prompt", arguments.ground_truth_key
         truth = "answer" if truth is None else truth
         about += "" if arguments.prompt_key else ": name those that it has"
     else:
@@ -222,7 +222,7 @@ def _columns(arguments: argparse.Namespace) -> str:
         if not row:
             raise ConfigError(f"--data: {data} has no rows.")
         prompt = _prompt_column(row, arguments.prompt_key)
-        truth = _truth_column(row, arguments.truth_key)
+        truth = _truth_column(row, arguments.ground_truth_key)
     return f"{files}{about}.\n  prompt_key: {_flow(prompt)}\n  ground_truth_key: {_flow(truth)}\n"
 
 
@@ -260,7 +260,7 @@ def _truth_column(row: dict[str, Any], named: str | None) -> str:
         found = input(f"column of the reference answer ({listed}; empty: none): ").strip()
     if found and _at(row, found) is None:
         raise ConfigError(
-            f"--truth-key {printable(found)}: the first row has no such column; it has {listed}."
+            f"--ground-truth-key {printable(found)}: the first row has no such column; it has {listed}."
         )
     return found
 
