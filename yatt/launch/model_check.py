@@ -1,5 +1,6 @@
 """Checks of model folders before anything starts, for policies and judges."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from yatt.errors import ConfigError
 from yatt.models.config_types import type_fault
 from yatt.models.folder import CONFIG, INDEX
 from yatt.plain_files import read_json_object
+
+HUB_NAME = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 
 
 def check_model(folder: str, key: str, *, has_weights: bool = True) -> dict[str, object]:
@@ -24,6 +27,7 @@ def check_model(folder: str, key: str, *, has_weights: bool = True) -> dict[str,
     if not root.is_dir():
         raise ConfigError(
             f"{key}: there is no folder {folder}. Write the path of a Hugging Face model on this machine."
+            f"{_fetching(root)}"
         )
     found = _config_of(folder, key)
     if found is None:
@@ -33,6 +37,14 @@ def check_model(folder: str, key: str, *, has_weights: bool = True) -> dict[str,
     if not any(root.glob("*.safetensors")):
         raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
     return found
+
+
+def _fetching(root: Path) -> str:
+    """How to get a model, if the path is a name of the hub after a folder that exists."""
+    name = "/".join(root.parts[-2:])
+    before = root.parent.parent
+    is_name = HUB_NAME.fullmatch(name) and not root.parent.exists() and before.is_dir() and before.name
+    return f" A model of the hub is fetched by: hf download {name} --local-dir {root}" if is_name else ""
 
 
 def _config_of(folder: str, key: str) -> dict[str, Any] | None:

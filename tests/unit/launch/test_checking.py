@@ -1,12 +1,15 @@
 """`yatt check` of entries of data files that are patterns or data sets of the hub."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.obs_runs import make_run
 from yatt.config.load import load_resolved
+from yatt.errors import ConfigError
 from yatt.launch.checking import Absent, check_run
+from yatt.launch.model_check import check_model
 
 
 @pytest.fixture
@@ -41,3 +44,13 @@ def test_elsewhere_a_pattern_is_absent_only_if_no_file_fits_it(told, tmp_path):
 @pytest.mark.parametrize("entry", ["hf:a/b:train", "hf:a/b:main:train"])
 def test_a_data_set_that_cannot_be_fetched_here_is_absent(entry):
     assert Absent("data.train_files", entry, has_config=False).explains("hf:a/b: cannot be fetched: offline")
+
+
+def test_a_name_of_the_hub_is_no_folder_and_the_command_that_makes_one_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen" / "Qwen3-0.6B"
+    with pytest.raises(ConfigError, match=f"hf download Qwen/Qwen3-0.6B --local-dir {folder}$"):
+        check_model(str(folder), "model.path")
+    for other in ("/nowhere/qwen", str(tmp_path / "a b" / "c"), str(tmp_path / "model"), str(folder / "x")):
+        with pytest.raises(ConfigError) as caught:
+            check_model(other, "model.path")
+        assert "hf download" not in str(caught.value)
