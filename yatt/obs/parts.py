@@ -13,6 +13,7 @@ from yatt.obs.charts import short
 from yatt.obs.console import duration, fine_duration
 from yatt.obs.history import AttemptView
 from yatt.obs.metrics import STEP, amount
+from yatt.obs.samples import spoken
 from yatt.obs.timeline import hidden_slabs, last_iterations, timeline
 from yatt.obs.view import ActiveAlarm
 
@@ -247,10 +248,13 @@ def _sample(sample: dict[str, Any]) -> str:
         f'<div class="label">verdict of {shown(name)}</div><pre>{shown(text)}</pre>'
         for name, text in (sample.get("verdicts") or {}).items()
     )
+    said = "".join(
+        f'<div class="label">{shown(who)}</div><pre>{shown(text)}</pre>' for who, text in spoken(sample)
+    )
     return (
         f'<div class="card"><span class="pill">reward <b>{_told(sample.get("reward"))}</b></span>{pills}'
         f'<div class="label">prompt</div><pre>{shown(sample.get("prompt", ""))}</pre>'
-        f'<div class="label">completion</div><pre>{shown(sample.get("completion", ""))}</pre>'
+        f"{said}"
         f'<div class="label">ground truth</div><pre>{shown(sample.get("ground_truth", ""))}</pre>'
         f"{verdicts}</div>"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from yatt.adapters.lines import Record, Tail, is_number
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import ends_of
-from yatt.obs.samples import as_sample
+from yatt.obs.samples import as_sample, spoken
 
 
 class PrintedSamples:
@@ -34,10 +34,10 @@ class PrintedSamples:
 
 
 def lines_about(record: Record) -> list[str]:
-    """Returns three lines about a recorded sample; long texts are shown by both ends."""
+    """Returns lines about a recorded sample; long texts are shown by both ends."""
     reward, failed = record.get("reward"), record.get("failed")
     says = f"reward {reward:.3f}" if is_number(reward) else f"no reward{f': {failed}' if failed else ''}"
     head = f"  iteration {record[STEP]}, sample {record.get('sample', '-')}: {says}"
-    texts = ((key, record.get(key)) for key in ("prompt", "completion"))
-    shown = [(key, ends_of(" ".join(text.split()))) for key, text in texts if isinstance(text, str)]
-    return [head, *(f"    {key}: {text}" for key, text in shown)]
+    prompt = record.get("prompt")
+    texts = [*([("prompt", prompt)] if isinstance(prompt, str) else []), *spoken(record)]
+    return [head, *(f"    {who}: {ends_of(' '.join(text.split()))}" for who, text in texts)]

@@ -12,3 +12,14 @@ def as_sample(record: Record) -> Record | None:
         return None
     numbers = (record.get("reward", 0.0), *scores.values())
     return record if all(value is None or is_number(value) for value in numbers) else None
+
+
+def spoken(record: Record) -> list[tuple[str, str]]:
+    """Returns what followed the prompt of a sample, with who said it: `completion`, or each turn with its role
+    (policy, environment)."""
+    turns = record.get("turns")
+    if not isinstance(turns, list) or not turns:
+        text = record.get("completion")
+        return [("completion", text)] if isinstance(text, str) else []
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    return [(str(role), text) for role, text in pairs if isinstance(text, str)]

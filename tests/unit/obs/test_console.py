@@ -94,6 +94,13 @@ def test_one_sample_of_every_so_many_iterations_is_printed(tmp_path):
     console.close()
 
 
+def test_a_printed_sample_of_several_turns_says_who_spoke(tmp_path):
+    run = make_run(tmp_path)
+    add_samples(run, recorded(1, 8, turns=[["policy", "6"], ["environment", "no"], ["policy", "7"]]))
+    lines = PrintedSamples(run.samples, 1).new()
+    assert lines[1:] == ["    prompt: 3+4=", "    policy: 6", "    environment: no", "    policy: 7"]
+
+
 def test_a_printed_sample_cannot_move_the_cursor(tmp_path):
     run = make_run(tmp_path)
     add_samples(run, recorded(1, 8, completion="a\x1b[2Jb"))

@@ -110,6 +110,14 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
     assert "\u241b[31m&lt;/pre&gt;" in page and "\ufffd" in page
 
 
+def test_a_sample_of_several_turns_shows_who_said_what(tmp_path):
+    turns = [["policy", "two"], ["environment", " no: "], ["policy", "<b>four"], "torn", ["policy", 4]]
+    sample = {STEP: 1, "prompt": "2+2", "completion": "two<b>four", "turns": turns, "reward": 1.0}
+    page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS, rows=metrics(6), samples=(sample,)))
+    said = re.findall(r'<div class="label">(policy|environment|completion)</div><pre>(.*?)</pre>', page)
+    assert said == [("policy", "two"), ("environment", " no: "), ("policy", "&lt;b&gt;four")]
+
+
 def test_values_of_storage_options_are_not_on_the_page(tmp_path):
     """A report is what people send around; drivers have credentials under any name."""
     paths = make_run(
