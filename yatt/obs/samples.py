@@ -15,8 +15,8 @@ def as_sample(record: Record) -> Record | None:
 
 
 def spoken(record: Record) -> list[tuple[str, str]]:
-    """Returns what followed the prompt of a sample, with who said it: `completion`, or each turn with its role
-    (policy, environment)."""
+    """Returns what followed the prompt of a sample, with who said it: `completion`, or each turn with its
+    role (policy, environment)."""
     turns = record.get("turns")
     if not isinstance(turns, list) or not turns:
         text = record.get("completion")
