@@ -41,7 +41,8 @@ class Console:
         """Reads all events that are there, and shows none: an earlier start has shown them."""
         with self._guarded():
             self._view.refresh()
-            self._new_samples()
+            if self._samples is not None:
+                self._samples.pass_over()
 
     def update(self) -> None:
         """Reads and shows new events. An error is reported once and never ends the run."""
@@ -63,20 +64,18 @@ class Console:
             self.say(sentence)
         for row in rows:
             self.say(row_line(row, self._view.total_iterations))
-        for line in self._new_samples():
+        for line in self._samples.new() if self._samples is not None else ():
             self.say(line)
         if self._live is not None:
             self._live.update(printable(live_line(self._view)))
 
-    def _new_samples(self) -> list[str]:
-        return self._samples.new() if self._samples is not None else []
-
     def say(self, sentence: str) -> None:
         """Prints one permanent line. A closed terminal is not an error."""
-        sentence = printable_lines(sentence)
+        encoding = self._out.encoding or "utf-8"
+        sentence = printable_lines(sentence).encode(encoding, "backslashreplace").decode(encoding)
         with contextlib.suppress(OSError, ValueError):
             if self._live is not None:
-                self._live.console.print(sentence, markup=False, highlight=False)
+                self._live.console.print(sentence, markup=False, highlight=False, emoji=False)
             else:
                 self._out.write(sentence + "\n")
                 self._out.flush()

@@ -3,9 +3,11 @@
 import io
 import json
 
+import pytest
+
 from tests.obs_runs import event, make_run, metrics
 from yatt.obs.console import Console, row_line
-from yatt.obs.metrics import STEP
+from yatt.obs.metrics import STEP, RowFile
 from yatt.obs.printed_samples import PrintedSamples
 from yatt.obs.view import RunView
 
@@ -92,6 +94,50 @@ def test_one_sample_of_every_so_many_iterations_is_printed(tmp_path):
     assert again[0] == "  iteration 4, sample 32: no reward: KeyError: 'label'"
     assert again[2] == f"    completion: {'x' * 200} ... {'x' * 200}"
     console.close()
+
+
+def test_samples_are_not_printed_again_when_an_attempt_writes_the_file_anew(tmp_path):
+    """As each one does at its start, without the iterations that it trains again."""
+    run = make_run(tmp_path)
+    add_samples(run, *(recorded(iteration, iteration) for iteration in range(1, 101)))
+    printed = PrintedSamples(run.samples, 10)
+    assert len(printed.new()) == 10 * 3
+    RowFile(run.samples, 95, lambda: None).close()
+    add_samples(run, *(recorded(iteration, iteration, attempt=2) for iteration in range(95, 111)))
+    heads = [line for line in printed.new() if line.startswith("  iteration")]
+    assert heads == ["  iteration 100, sample 100: reward 1.000", "  iteration 110, sample 110: reward 1.000"]
+    later = PrintedSamples(run.samples, 10)
+    later.pass_over()
+    RowFile(run.samples, 105, lambda: None).close()
+    assert later.new() == []
+
+
+def test_a_printed_sample_of_many_turns_is_short(tmp_path):
+    run = make_run(tmp_path)
+    add_samples(run, recorded(1, 8, turns=[["policy", str(number)] for number in range(50)]))
+    assert PrintedSamples(run.samples, 1).new()[2:] == [
+        *(f"    policy: {number}" for number in (0, 1, 2)), "    ...: 44 turns",
+        *(f"    policy: {number}" for number in (47, 48, 49)),
+    ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    encoding = "latin-1"
+
+    def isatty(self):
+        return self.is_terminal
+
+    is_terminal = False
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_sample_is_printed_letter_for_letter(tmp_path, is_terminal):
+    out = Terminal()
+    out.is_terminal = is_terminal
+    console = Console(RunView(make_run(tmp_path), 9), out)
+    console.say("x[1:a:2] ratio 3:100:4 :smile: [b]é中")
+    console.close()
+    assert "x[1:a:2] ratio 3:100:4 :smile: [b]é\\u4e2d" in out.getvalue()
 
 
 def test_a_printed_sample_of_several_turns_says_who_spoke(tmp_path):
