@@ -8,18 +8,16 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from typing import Literal
 
 from yatt import clock
-from yatt.adapters.data_rows import Row
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.judge_api import JudgeApi
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.watched_trial import TEMPLATE_BYTES, TEMPLATE_S, Stages, answer_watched, run_watched, told
+from yatt.adapters.watched_trial import CURE, TEMPLATE_S, Stages, answer_watched, run_watched
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.control.rollouts.data_shard import encode_prompt
+from yatt.control.rollouts.groups import TRUNCATED
 from yatt.core.verdict import Shown, parse, parse_ranking, render, structure_of, verdict_word
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.launch.shown_samples import shown_with_truth
@@ -33,7 +31,7 @@ SHOWN_CHARACTERS = 300
 GREETING = "Are you there? Answer yes or no."
 """To a judge without a template, whose questions a function of the user makes."""
 
-Told = tuple[Literal["call", "note"], str]
+Told = tuple[Literal["call", "note", "fail"], str]
 
 
 def asked_judges(config: RunConfig) -> list[Told]:
@@ -41,60 +39,65 @@ def asked_judges(config: RunConfig) -> list[Told]:
     empty text as the second one). There is one request to each, and no retry.
 
     Returns:
-        What each has answered: `call`; `note`: no verdict can be read in it.
-
-    Raises:
-        ConfigError: a service cannot be reached or refuses the request; one line each.
+        What each has answered: `call`; `note`: no verdict can be read in it; `fail`: the service cannot be
+        reached, or refuses the request.
     """
-    arguments = [resolved_text(without_secrets(config))]
-    found = run_watched("yatt.launch.asked_judges", arguments, config.launch.start_timeout_s)
-    return [tuple(json.loads(line)) for line in found]
+    text = resolved_text(without_secrets(config))
+    return [
+        told
+        for i, genrm in enumerate(config.genrms)
+        if not genrm.has_engine
+        for told in _told(config, text, i)
+    ]
 
 
-def _ask_all(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]:
-    config = parse_resolved(text)
-    faults, found = [], list[str]()
-    services = [(f"genrms[{i}]", genrm) for i, genrm in enumerate(config.genrms) if not genrm.has_engine]
-    for row, place in _first_row(config) if services else ():
-        tokenizer = Tokenizer(config.model.path, config.data.template_time)
-        what = f"encoding {place} with the tokenizer and chat template of {config.model.path}"
-        with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-            prompt, _ = told(what, partial(encode_prompt, row, tokenizer, config))
-        for key, genrm in services:
-            try:
-                found.append(json.dumps(_asked(stages, genrm, key, shown_with_truth(row, prompt), place)))
-            except WorkerFailed as error:
-                faults.append(ConfigError(f"{key}.api: {genrm.api.url}: {error}."))
-    return faults, found
-
-
-def _first_row(config: RunConfig) -> Iterator[tuple[Row, str]]:
-    for row, place in read_rows(config.data.train_files, config.data):
-        yield row, place
+def _told(config: RunConfig, text: str, index: int) -> Iterator[Told]:
+    """Asks one judge, in a process of its own: templates and patterns of verdicts are programs."""
+    try:
+        answered = run_watched("yatt.launch.asked_judges", [text, index], config.launch.start_timeout_s)
+    except ConfigError as error:
+        says = " ".join(str(error).removesuffix(CURE).split())
+        yield "fail", says if says.startswith("genrms[") else f"genrms[{index}]: {says}"
         return
+    for line in answered:
+        level, says = json.loads(line)
+        yield level, says
 
 
-def _asked(stages: Stages, genrm: GenRMSection, key: str, shown: Shown, place: str) -> Told:
+def _ask(stages: Stages, text: str, index: int) -> tuple[list[ConfigError], list[str]]:
+    config = parse_resolved(text)
+    found: list[str] = []
+    for row, place in islice(read_rows(config.data.train_files, config.data), 1):
+        shown = shown_with_truth(row)
+        about = f"{place} with {'its ground truth' if shown.completion else 'an empty completion'}"
+        found.append(json.dumps(_asked(stages, config.genrms[index], f"genrms[{index}]", shown, about)))
+    return [], found
+
+
+def _asked(stages: Stages, genrm: GenRMSection, key: str, shown: Shown, about: str) -> Told:
     text = "".join(part for part, _ in render(genrm.template, shown)) if genrm.template else GREETING
     with stages.doing(f"asking {genrm.api.url} ({key}.api)", genrm.api.timeout_s + SPARE_S):
         began_s = clock.monotonic_s()
-        said = asyncio.run(_answer(genrm, text))
+        try:
+            said = asyncio.run(_answer(genrm, text))
+        except WorkerFailed as error:
+            return "fail", f"{key}.api: {genrm.api.url}: {error}."
         took_s = clock.monotonic_s() - began_s
     if said.finish_reason == REFUSED:
-        raise WorkerFailed(said.error)
+        return "fail", f"{key}.api: {genrm.api.url}: {' '.join(said.error.split())}."
     words = f"{key} answered in {took_s:.1f} s"
     if not genrm.template:
         return "call", f"{words}: {_quoted(said.text)}"
-    about = f"{words} about {place} with its ground truth"
-    with stages.doing(f"reading the answer of {genrm.api.url} by {key}.verdict", TEMPLATE_S):
-        verdict = _verdict(genrm, said.text)
+    is_cut = said.finish_reason == TRUNCATED
+    with stages.doing(f"{key}.verdict: reading {_quoted(said.text)} by it", TEMPLATE_S):
+        verdict = "" if is_cut else _verdict(genrm, said.text)  # a run reads no text that was cut
     if verdict:
-        return "call", f"{about}: {verdict}, read in {_quoted(said.text)}"
-    cut = f" It was cut at {key}.max_tokens ({genrm.max_tokens})." if said.finish_reason == "length" else ""
+        return "call", f"{words} about {about}: {verdict}, read in {_quoted(said.text)}"
+    cut = f" It was cut at {key}.max_tokens ({genrm.max_tokens})." if is_cut else ""
     reasons = " It has only reasoning." if said.has_reasoning and not said.text.strip() else ""
     return "note", (
-        f"{about}, but no verdict can be read in {_quoted(said.text)}.{cut}{reasons} Change {key}.template, "
-        f"{key}.verdict or {key}.max_tokens."
+        f"{words} about {about}, but a run would read no verdict in {_quoted(said.text)}.{cut}{reasons} "
+        f"Change {key}.template, {key}.verdict or {key}.max_tokens."
     )
 
 
@@ -120,4 +123,4 @@ def _quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    answer_watched(_ask_all)
+    answer_watched(_ask)

@@ -122,10 +122,7 @@ def _asked(config: RunConfig, *, elsewhere: bool) -> Iterator[CheckResult]:
         why = "with --elsewhere" if elsewhere else "none has api.url"
         yield CheckResult("skip", f"no judge was asked: {why}")
         return
-    try:
-        yield from (CheckResult(level, says) for level, says in asked_judges(config))
-    except ConfigError as error:
-        yield from (CheckResult("fail", line) for line in _lines(error))
+    yield from (CheckResult(level, says) for level, says in asked_judges(config))
 
 
 def _samples(config: RunConfig, number: int) -> list[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from yatt.adapters.data_rows import Row, truth_text
+from yatt.adapters.data_rows import Row, prompt_text, truth_text
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.tokenizer import Tokenizer
 from yatt.adapters.watched_trial import (
@@ -55,30 +55,28 @@ def _show(stages: Stages, text: str, number: int) -> tuple[list[ConfigError], li
     for index, (row, place) in enumerate(rows):
         what = f"encoding {place} with the tokenizer and chat template of {config.model.path}"
         with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-            prompt, ids = told(what, partial(encode_prompt, row, tokenizer, config))
+            _, ids = told(what, partial(encode_prompt, row, tokenizer, config))
             lengths.append(len(ids))
             if index < number:
                 shown = tokenizer.decode(ids, skip_special=False)
                 found.append(f"{place}: prompt of {len(ids)} tokens:\n{_indented(shown)}")
-                found += _questions(judges, row, prompt, place)
+                found += _questions(judges, row, place)
     return [], [*found, *_lengths(sorted(lengths), config)]
 
 
-def shown_with_truth(row: Row, prompt: str) -> Shown:
+def shown_with_truth(row: Row) -> Shown:
     """Returns what a judge is shown of a row whose completions are the ground truth and an empty text."""
     truth = truth_text(row.ground_truth)
     return Shown(
-        prompt=prompt, ground_truth=truth, data_source=row.data_source, completion=truth, completion_a=truth,
-        completion_b=EMPTY, completions=numbered([truth, EMPTY]),
+        prompt=prompt_text(row.prompt), ground_truth=truth, data_source=row.data_source,
+        completion=truth, completion_a=truth, completion_b=EMPTY, completions=numbered([truth, EMPTY]),
     )  # fmt: skip
 
 
-def _questions(
-    judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, prompt: str, place: str
-) -> Iterator[str]:
+def _questions(judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, place: str) -> Iterator[str]:
     """Yields each judge's question."""
     for key, (genrm, tokenizer) in judges.items():
-        ids = question_ids(genrm, tokenizer, shown_with_truth(row, prompt))
+        ids = question_ids(genrm, tokenizer, shown_with_truth(row))
         text = tokenizer.decode(ids, skip_special=False)
         yield f"{place}: question of {len(ids)} tokens to {key}:\n{_indented(text)}"
 

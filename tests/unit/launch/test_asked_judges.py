@@ -1,5 +1,6 @@
 """`yatt check --ask` puts one question to a judge behind a URL. The service is a real HTTP server."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 
 from tests.runs import RunFile
 from tests.unit.adapters.test_judge_api import KEY, Answer, Service, says
+from yatt.adapters.data_rows import prompt_text
 from yatt.config.load import load
 from yatt.launch.checking import check_run
 
+ROW = '{"prompt": "0 plus 3 is", "answer": "3"}'
 Make = Callable[[Answer], Service]
 
 
@@ -27,19 +30,24 @@ def make() -> Iterator[Make]:
         each.close()
 
 
-def found(tmp_path: Path, url: str, **judge: Any) -> list[tuple[str, str]]:
-    """What a check of a run with this judge says of judges."""
-    (tmp_path / "train.jsonl").write_text('{"prompt": "0 plus 3 is", "answer": "3"}\n')
-    genrm = {
-        "name": "j", "model": "judge-1", "api": {"url": url, "key_env": "JUDGE_KEY", "body": '{"top_k": 5}'},
-        "template": "Q: {prompt} T: {ground_truth} A: {completion}.", "verdict": {"pattern": "([0-9])"},
-        "max_tokens": 4, **judge,
-    }  # fmt: skip
-    run = RunFile(
-        tmp_path, {"run": {"deterministic": False}, "genrms": [genrm], "data": {"ground_truth_key": "answer"}}
-    )
+def found(
+    tmp_path: Path, *urls: str, row: str = ROW, data: dict[str, Any] | None = None, **judge: Any
+) -> list[tuple[str, str]]:
+    """What a check of a run with judges at these URLs says of them."""
+    (tmp_path / "train.jsonl").write_text(row + "\n")
+    genrms = [
+        {
+            "name": f"j{number}", "model": "judge-1",
+            "template": "Q: {prompt} T: {ground_truth} A: {completion}.",
+            "api": {"url": url, "key_env": "JUDGE_KEY", "body": '{"top_k": 5}'},
+            "verdict": {"pattern": "([0-9])"}, "max_tokens": 4, **judge,
+        }
+        for number, url in enumerate(urls)
+    ]  # fmt: skip
+    settings = {"run": {"deterministic": False}, "data": {"ground_truth_key": "answer", **(data or {})}}
+    run = RunFile(tmp_path, {"genrms": genrms, **settings})
     results = check_run(load([run.write()], []), asks=True)
-    told = [(each.level, each.says) for each in results if each.says.startswith("genrms[0]")]
+    told = [(each.level, each.says) for each in results if each.says.startswith("genrms[")]
     return [each for each in told if "outage_s allow" not in each[1]]
 
 
@@ -67,12 +75,12 @@ def test_the_question_is_that_of_a_run_and_the_verdict_is_read(tmp_path: Path, m
     ("answer", "ends"),
     [
         (says("as good as it gets"), "'as good as it gets'. Change genrms[0].template, genrms[0].verdict or"),
-        (says("so, let me th", "length"), "It was cut at genrms[0].max_tokens (4). Change"),
+        (says("Score: 7, no wait, it is", "length"), "It was cut at genrms[0].max_tokens (4). Change"),
     ],
 )
 def test_an_answer_without_a_verdict_is_shown(tmp_path: Path, make: Make, answer: Answer, ends: str) -> None:
     ((level, told),) = found(tmp_path, make(answer).url)
-    assert level == "note" and "but no verdict can be read in" in told and ends in told
+    assert level == "note" and "but a run would read no verdict in" in told and ends in told
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,7 @@ def test_an_answer_without_a_verdict_is_shown(tmp_path: Path, make: Make, answer
         ((404, {}, b"no such model"), "HTTP 404: no such model; check api.url and model"),
         ((400, {}, b"unknown field top_k"), "HTTP 400: unknown field top_k"),
         ((503, {}, b"come back later"), "HTTP 503: come back later"),
+        ((400, {}, b'{\r\n  "error": "no"\r\n}'), 'HTTP 400: { "error": "no" }'),
     ],
 )
 def test_a_service_that_refuses_or_is_down_fails_the_check_at_once(
@@ -108,6 +117,29 @@ def test_a_ranking_is_read_and_a_judge_of_functions_is_greeted(tmp_path: Path, m
     ((level, told),) = found(tmp_path, service.url, **own)
     assert (level, told.partition(" s: ")[2]) == ("call", "'yes'")
     assert service.got[0][1]["messages"][0]["content"] == "Are you there? Answer yes or no."
+
+
+def test_each_judge_is_asked_whatever_becomes_of_another(tmp_path: Path, make: Make) -> None:
+    """The pattern takes for ever on the answer of the second one."""
+    slow = make(says("a" * 40 + "!"))
+    judges = found(
+        tmp_path, make((401, {}, b"no")).url, slow.url, make(says("a")).url,
+        verdict={"pattern": "((?:a+)+)$", "scores": {"a": 1.0}},
+    )  # fmt: skip
+    assert [level for level, _ in judges] == ["fail", "fail", "call"]
+    assert judges[0][1].endswith("HTTP 401: no; check api.key_env.")
+    assert judges[1][1].startswith("genrms[1].verdict: reading 'aaaa") and "took longer than" in judges[1][1]
+    assert "file" not in judges[1][1] and "score 1" in judges[2][1]
+
+
+def test_a_chat_is_shown_as_in_a_run_and_a_row_without_truth_is_said(tmp_path: Path, make: Make) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "0 plus 3"}]
+    service, row = make(says("7")), json.dumps({"prompt": chat})
+    data = {"apply_chat_template": False, "ground_truth_key": ""}
+    ((_, told),) = found(tmp_path, service.url, row=row, data=data, template="Q: {prompt} A: {completion}.")
+    shown = prompt_text(chat)
+    assert service.got[0][1]["messages"][0]["content"] == f"Q: {shown} A: ." and "system: Be brief." in shown
+    assert "row 1 with an empty completion: score 7" in told
 
 
 def test_without_a_service_nothing_is_asked(tmp_path: Path) -> None:
