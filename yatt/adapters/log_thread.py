@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from yatt.adapters.log_lines import LineFormatter, OneTracebackPerCause
+from yatt.adapters.log_lines import LineFormatter, TracebackFormatter
 
 MOST_WAITING = 10_000
 LAST_S = 5.0
@@ -49,7 +49,7 @@ def logging_by_a_thread(level: int = logging.INFO, most_waiting: int = MOST_WAIT
     root, handler = logging.getLogger(), _Handler(waiting)
     # Not through sys.stderr: a hanging write would hold its lock, and the interpreter's exit would hang too.
     writer = threading.Thread(target=_write, args=(waiting, sys.stderr.fileno()), name="log", daemon=True)
-    handler.addFilter(OneTracebackPerCause())
+    handler.setFormatter(TracebackFormatter())
     root.setLevel(level)
     root.addHandler(handler)
     writer.start()

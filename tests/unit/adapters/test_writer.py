@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from tests.runs import HANG_S, environment, until, wait_for
 from yatt.adapters import log_lines, writer as writer_module
 from yatt.adapters.lines import read_records
-from yatt.adapters.log_lines import OneTracebackPerCause
+from yatt.adapters.log_lines import TracebackFormatter
 from yatt.adapters.log_thread import logging_by_a_thread
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.writer_watch import watch_writer
@@ -207,31 +209,85 @@ def test_a_log_within_a_process_is_whole_when_it_ends(capfd, monkeypatch) -> Non
     assert "WARNING x a word of ? too few" in capfd.readouterr().err
 
 
-def test_a_cause_has_one_traceback_however_often_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def logged(work: Callable[[int], object], times: int, message: object = "order %s failed") -> None:
+    for number in range(times):
+        try:
+            work(number)
+        except Exception as error:
+            words = ("Sample",) if message == "order %s failed" else ()
+            logging.getLogger("x").exception(error if message is None else message, *words)
+
+
+def test_a_cause_has_one_traceback_in_a_hundred(capfd: pytest.CaptureFixture[str]) -> None:
     def failing(number: int) -> None:
         if number % 2:
             raise ValueError(f"odd: {number}")
         raise ValueError(f"even: {number}")
 
     with logging_by_a_thread():
-        for number in range(600):
-            try:
-                failing(number)
-            except ValueError:
-                logging.getLogger("x").exception("order %s failed", "Sample")
+        logged(failing, 198)
     lines = capfd.readouterr().err.splitlines()
     assert lines.count("Traceback (most recent call last):") == 2, "of two lines of code"
     assert "ValueError: odd: 1" in lines and "ValueError: even: 0" in lines
     assert lines[-1].endswith(
-        "ERROR x order Sample failed: ValueError: odd: 599 (number 300; the traceback is at the first)"
+        "ERROR x order Sample failed: ValueError: odd: 197 (time 99; its traceback is above)"
     )
+    with logging_by_a_thread():
+        logged(failing, 10_001 * 2)
+    text = capfd.readouterr().err
+    assert text.count("Traceback (most") == 2 * 3, "at 1, 100 and 10000"
 
 
-def test_causes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causes_that_end_in_one_line_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    def wrapped(number: int) -> None:
+        try:
+            raise (ValueError if number % 2 else KeyError)(number)
+        except (ValueError, KeyError) as error:
+            raise RuntimeError("call failed") from error
+
+    def in_group(number: int) -> None:
+        raise ExceptionGroup("in a group", [ValueError(number) if number % 2 else KeyError(number)])
+
+    def by_way_of(number: int) -> None:
+        if number % 2:
+            fail(number)
+        fail(number)
+
+    def fail(number: int) -> None:
+        raise ValueError(number)
+
+    for work in (wrapped, in_group, by_way_of):
+        with logging_by_a_thread():
+            logged(work, 20)
+        assert capfd.readouterr().err.count("order Sample failed\n") == 2, work
+
+
+def test_an_odd_call_of_the_log_costs_its_line_and_no_call(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a user's function logs must not become an error of the function."""
+
+    @dataclass
+    class Odd(Exception):
+        value: int
+
+    def odd(number: int) -> None:
+        raise Odd(number)
+
+    with logging_by_a_thread():
+        logged(odd, 3, {"a": 1})
+        logged(odd, 3, None)
+    text = capfd.readouterr().err
+    assert text.count("Traceback (most") == 1 and "(time 6; its traceback is above)" in text
+    keeper = TracebackFormatter()
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "m", None, (Odd, Odd(1), None))
+    assert [keeper.format(record)[:2] for _ in range(2)] == ["m\n", "m:"]
+    assert record.exc_info and record.msg == "m", "others format it too"
+    assert all(type(cause) is int for cause in keeper._counts), "no error is kept alive"
+
+
+def test_causes_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "MOST_CAUSES", 3)
-    kept = OneTracebackPerCause()
+    kept = TracebackFormatter()
     for number in range(20):
-        error = ValueError(number)
-        record = logging.LogRecord("x", logging.ERROR, "f", 1, f"{number}", None, (ValueError, error, None))
-        assert kept.filter(record) and record.exc_info
+        error = (ValueError, ValueError(number), None)
+        kept.format(logging.LogRecord("x", logging.ERROR, "f", number, "m", None, error))
         assert len(kept._counts) <= 3
