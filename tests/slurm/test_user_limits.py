@@ -38,13 +38,21 @@ def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster,
         found = json.loads(done.stdout)["findings"]
         return [(f["level"], f["what"]) for f in found if f["about"] == "limits"]
 
-    assert said() == [("ok", "associations and QOS allow the run's jobs, nodes, GPUs and time.")]
+    fine = "no limit of this account and QOS is below the run (group limits were not looked at)."
+    assert said() == [("ok", fine)]
     assert said(qos="small", time_limit_min=90) == [
-        ("fail", "QOS 'small' lets a user run 1 jobs (MaxJobsPU); the run's job counts as 2."),
-        ("fail", "QOS 'small' allows 1 nodes (MaxTRES); trainer of the run need 2."),
-        ("fail", "QOS 'small' allows 1 nodes (MaxTRES); engines of the run need 2."),
-        ("fail", "time_limit_min is 90, more than QOS 'small' allows (01:00:00)."),
+        ("warn", "QOS 'small' (MaxJobsPU) lets a user run 1 jobs; the run's job counts as 2."),
+        ("warn", "QOS 'small' (MaxTRES) allows 1 nodes; trainer of the run need 2."),
+        ("warn", "QOS 'small' (MaxTRES) allows 1 nodes; engines of the run need 2."),
+        ("warn", "time_limit_min is 90, more than QOS 'small' (MaxWall) allows (01:00:00)."),
     ]
+    me = getpass.getuser()
+    counted.call("sacctmgr", "-iQ", "modify", "user", me, "set", "MaxWall=00:30:00", "MaxTRESPerJob=node=2")
+    account = "more than account 'physics' (MaxWall) allows (00:30:00)"
+    assert [what for _, what in said(time_limit_min=45)] == [f"time_limit_min is 45, {account}."]
+    assert len(said(qos="small", time_limit_min=45)) == 3, "the QOS's hour counts, and Slurm agrees:"
+    tried = counted.sbatch("#!/bin/bash\ntrue\n", "--account=physics", "--qos=small", "--time=45")
+    counted.wait_state(tried, "COMPLETED")
     job = counted.sbatch("#!/bin/bash\ntrue\n", "--account=physics", "--qos=small", "--nodes=2")
 
     def reason() -> str:

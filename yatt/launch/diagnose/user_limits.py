@@ -1,21 +1,25 @@
 """Findings about what the accounting database allows this user: limits of associations and of QOS.
 
-A job over such a limit is refused, or waits for ever. Each component of a heterogeneous job counts as a job.
+A job over such a limit is refused, or waits for ever. These findings are warnings: group limits, partitions'
+QOS and what other jobs use are not looked at, and sites have rules of their own.
 """
 
 from collections.abc import Iterator
 
 from yatt.adapters.slurm import Fields, Slurm, seconds_of
 from yatt.config.site import SiteConfig, component
-from yatt.launch.diagnose.records import Demand, Finding, UserLimits, fail, ok
+from yatt.launch.diagnose.records import Demand, Finding, UserLimits, ok, warn
 from yatt.launch.diagnose.settings import words
 
-ASSOCIATION = ("Account", "DefaultQOS", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "MaxWall")
+ASSOCIATION = (
+    "Cluster", "Partition", "Account", "DefaultQOS", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "MaxWall",
+)  # fmt: skip
 QOS = ("Name", "MaxJobsPU", "MaxSubmitPU", "MaxTRES", "MaxTRESPU", "MaxWall")
 ENFORCING = {"limits", "safe", "all"}
-GPUS = ("gres/gpu", "gpu")
 NORMAL = "normal"
 """The QOS of a job if none is asked for and the association has no default."""
+
+CURE = "Use another QOS or account, or a smaller run."
 
 
 def ask_limits(slurm: Slurm, user: str) -> UserLimits:
@@ -36,69 +40,98 @@ def rows_of(columns: tuple[str, ...], text: str) -> tuple[Fields, ...]:
 def limit_findings(
     limits: UserLimits, config: Fields, site: SiteConfig, demands: tuple[Demand, ...]
 ) -> Iterator[Finding]:
-    """Compares a run's components with the limits of the association and of each QOS that they have, if the
-    cluster enforces limits."""
-    if not ENFORCING & set(words(config, "AccountingStorageEnforce")):
-        return
-    association = _association(limits.associations or (), site.account)
-    if not demands or (association is None and not limits.qos):
-        return
-    faults = list(_forbidden(association, site, demands)) if association else []
-    if association:
-        faults += _over(f"account '{association['Account']}'", association, "", site, demands)
-    default = (association and association["DefaultQOS"]) or NORMAL
-    for row in limits.qos:
-        mine = tuple(d for d in demands if (component(site, d.component).qos or default) == row["Name"])
-        faults += _over(f"QOS '{row['Name']}'", row, "PU", site, mine) if mine else ()
-    yield from dict.fromkeys(faults)
-    if not faults:
-        yield ok("limits", "associations and QOS allow the run's jobs, nodes, GPUs and time.")
+    """Compares a run's components with the limits that apply to them, if the cluster enforces limits.
 
-
-def _forbidden(association: Fields, site: SiteConfig, demands: tuple[Demand, ...]) -> Iterator[Finding]:
+    What a QOS limits counts instead of the association's limit (Slurm's order: partition QOS, QOS of the job,
+    association).
+    """
+    if not demands or not ENFORCING & set(words(config, "AccountingStorageEnforce")):
+        return
+    association = _association(limits, config, site)
+    if association is None:
+        return
+    parts = _as_submitted(config, site, demands)
     allowed = _words(association["QOS"])
-    for wanted in {component(site, demand.component).qos for demand in demands} - {"", *allowed}:
-        if allowed:
-            what = f"the account of this job may not use QOS '{wanted}'."
-            yield fail("limits", what, f"Write qos: one of {', '.join(allowed)}.")
+    default = association["DefaultQOS"] or (allowed[0] if len(allowed) == 1 else NORMAL)
+    rows = {row["Name"]: row for row in limits.qos}
+    faults: list[Finding] = []
+    for name in dict.fromkeys(component(site, part.component).qos or default for part in parts):
+        if name not in allowed and allowed:
+            what = f"the account of this job may not use QOS '{name}'."
+            faults.append(warn("limits", what, f"Write qos: one of {', '.join(allowed)}."))
+        mine = tuple(p for p in parts if (component(site, p.component).qos or default) == name)
+        faults += _over(name, rows.get(name, {}), association, site, mine)
+    yield from faults
+    if not faults and limits.qos:
+        yield ok(
+            "limits", "no limit of this account and QOS is below the run (group limits were not looked at)."
+        )
 
 
-def _association(rows: tuple[Fields, ...], account: str) -> Fields | None:
-    """The association that a job has: its account's, or the only one."""
-    mine = [row for row in rows if row["Account"] == account] if account else list(rows)
-    return mine[0] if len({row["Account"] for row in mine}) == 1 else None
+def _association(limits: UserLimits, config: Fields, site: SiteConfig) -> Fields | None:
+    """The association that a job has on this cluster; None if that is not known: of several accounts without
+    a chosen one, or of several partitions."""
+    mine = [
+        row for row in limits.associations or ()
+        if row["Cluster"] == config.get("ClusterName") and row["Account"] == (site.account or row["Account"])
+    ]  # fmt: skip
+    return mine[0] if len(mine) == 1 and not mine[0]["Partition"] else None
+
+
+def _as_submitted(config: Fields, site: SiteConfig, demands: tuple[Demand, ...]) -> tuple[Demand, ...]:
+    """The components as jobs: one for all nodes if the job is flat."""
+    is_flat = site.layout == "flat" or config.get("SchedulerType") != "sched/backfill"
+    if not is_flat or len(demands) == 1:
+        return demands
+    nodes, gpus = sum(d.nodes for d in demands), max(d.gpus_per_node for d in demands)
+    return (Demand(component=demands[0].component, nodes=nodes, gpus_per_node=gpus),)
 
 
 def _over(
-    who: str, row: Fields, suffix: str, site: SiteConfig, demands: tuple[Demand, ...]
+    qos: str, row: Fields, association: Fields, site: SiteConfig, parts: tuple[Demand, ...]
 ) -> Iterator[Finding]:
-    """Yields what is over a limit in a row; the numbers of jobs of a user have a suffix in those of QOS."""
-    for key, does in ((f"MaxSubmit{suffix}", "have in the queue"), (f"MaxJobs{suffix}", "run")):
-        most = row[key]
-        if most.isdigit() and int(most) < len(demands):
-            what = f"{who} lets a user {does} {most} jobs ({key}); the run's job counts as {len(demands)}."
-            cure = "Use another QOS or account, or a run whose nodes are alike: placement.mode colocated."
-            yield fail("limits", what, cure)
-    for demand in demands:
-        yield from _too_many(who, "MaxTRES", row["MaxTRES"], (demand,))
-    yield from _too_many(who, "MaxTRESPU", row.get("MaxTRESPU", ""), demands)
-    longest_s = seconds_of(row["MaxWall"]) if row["MaxWall"] else None
-    if longest_s is not None and site.time_limit_min * 60 > longest_s:
-        what = f"time_limit_min is {site.time_limit_min}, more than {who} allows ({row['MaxWall']})."
-        yield fail("limits", what, f"Write time_limit_min: {int(longest_s // 60)}.")
+    """Yields what is over a limit of a QOS, or of the association where the QOS has none."""
 
+    def limit(of_qos: str, of_association: str) -> tuple[str, str]:
+        if text := row.get(of_qos):
+            return text, f"QOS '{qos}' ({of_qos})"
+        return association.get(of_association, ""), f"account '{association['Account']}' ({of_association})"
 
-def _too_many(who: str, key: str, text: str, demands: tuple[Demand, ...]) -> Iterator[Finding]:
-    most = dict(each.partition("=")[::2] for each in _words(text))
-    nodes, gpus = sum(d.nodes for d in demands), sum(d.nodes * d.gpus_per_node for d in demands)
-    names = " and ".join(d.component for d in demands)
-    for what, wanted, limit in (
-        ("nodes", nodes, most.get("node", "")),
-        ("GPUs", gpus, next((most[name] for name in GPUS if name in most), "")),
+    for of_qos, of_association, does in (
+        ("MaxSubmitPU", "MaxSubmit", "have in the queue"),
+        ("MaxJobsPU", "MaxJobs", "run"),
     ):
+        most, who = limit(of_qos, of_association)
+        if most.isdigit() and int(most) < len(parts):
+            what = f"{who} lets a user {does} {most} jobs; the run's job counts as {len(parts)}."
+            cure = "Use another QOS or account, layout: flat in the site file, or placement.mode: colocated."
+            yield warn("limits", what, cure)
+    for part in parts:
+        yield from _too_many(*limit("MaxTRES", "MaxTRES"), site, (part,))
+    if len(parts) > 1 or row.get("MaxTRESPU"):
+        yield from _too_many(row.get("MaxTRESPU", ""), f"QOS '{qos}' (MaxTRESPU)", site, parts)
+    longest, who = limit("MaxWall", "MaxWall")
+    longest_s = seconds_of(longest) if longest else None
+    if longest_s is not None and site.time_limit_min * 60 > longest_s:
+        what = f"time_limit_min is {site.time_limit_min}, more than {who} allows ({longest})."
+        minutes = int(longest_s // 60)
+        yield warn("limits", what, f"Write time_limit_min: {minutes}." if minutes else CURE)
+
+
+def _too_many(text: str, who: str, site: SiteConfig, parts: tuple[Demand, ...]) -> Iterator[Finding]:
+    most = dict(each.partition("=")[::2] for each in _words(text))
+    nodes, gpus = sum(p.nodes for p in parts), sum(p.nodes * p.gpus_per_node for p in parts)
+    names = " and ".join(p.component for p in parts)
+    kinds = (
+        "gres/gpu",
+        *(f"gres/gpu:{name}" for name in {component(site, p.component).gpu_type for p in parts}),
+    )
+    limits = [("nodes", nodes, most.get("node", ""))]
+    if site.gpus_directive != "none":
+        limits += [("GPUs", gpus, most[kind]) for kind in kinds if kind in most]
+    for what, wanted, limit in limits:
         if limit.isdigit() and wanted > int(limit):
-            about = f"{who} allows {limit} {what} ({key}); {names} of the run need {wanted}."
-            yield fail("limits", about, "Use another QOS or account, or a smaller run.")
+            yield warn("limits", f"{who} allows {limit} {what}; {names} of the run need {wanted}.", CURE)
 
 
 def _words(text: str) -> list[str]:
