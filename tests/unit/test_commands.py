@@ -235,9 +235,14 @@ def test_init_takes_the_columns_that_are_named_and_chats(tmp_path, call):
     ):
         code, _, err = call("init", tmp_path / "no.yaml", *given, *words)
         assert code == 2 and says in err and not (tmp_path / "no.yaml").exists()
-    data.write_text(json.dumps({"messages": [*chat, {"role": "assistant", "content": "2"}]}) + "\n")
+    answered = [*chat, {"role": "assistant", "content": "So"}]
+    data.write_text(json.dumps({"messages": answered, "answer": 3, "odd": ["x", "y"]}) + "\n")
     code, _, err = call("init", tmp_path / "no.yaml", *given)
-    assert code == 2 and "ends with an answer of the assistant" in err
+    assert code == 2 and "ends with an answer of the assistant" in err and "--prompt-key messages" in err
+    for odd in ("answer", "odd"):
+        code, _, err = call("init", tmp_path / "no.yaml", *given, "--prompt-key", odd)
+        assert code == 2 and f"--prompt-key {odd}: the first row has neither text there nor a list" in err
+    assert call("init", tmp_path / "prefill.yaml", *given, "--prompt-key", "messages")[0] == 0
 
 
 def test_init_asks_for_columns_at_a_terminal(tmp_path, call, monkeypatch):
@@ -260,6 +265,13 @@ def test_init_asks_for_columns_at_a_terminal(tmp_path, call, monkeypatch):
     ]
     config = load([path], [])
     assert (config.data.prompt_key, config.data.ground_truth_key) == ("text", "result")
+
+    def closed(question):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", closed)
+    code, _, err = call("init", tmp_path / "no.yaml", "--model", "/m", "--data", data, "--judge", "/j")
+    assert code == 2 and "Name that of the prompt with --prompt-key." in err
 
 
 def test_init_takes_patterns_and_hub_data_sets(tmp_path, rows, call):

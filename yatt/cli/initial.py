@@ -159,7 +159,7 @@ def _complete(arguments: argparse.Namespace) -> None:
         if name in ("reward", "judge"):
             is_missing = not (arguments.reward or arguments.judge)
         if is_missing and sys.stdin.isatty():
-            answer = input(f"{question}: ").strip()
+            answer = _answer(question)
             setattr(arguments, name, [answer] if name == "data" and answer else answer)
         elif is_missing and name != "reward":
             option = "--reward or --judge" if name == "judge" else f"--{name}"
@@ -222,47 +222,73 @@ def _columns(arguments: argparse.Namespace) -> str:
         if not row:
             raise ConfigError(f"--data: {data} has no rows.")
         prompt = _prompt_column(row, arguments.prompt_key)
-        truth = _truth_column(row, arguments.ground_truth_key)
+        truth = _truth_column(row, arguments.ground_truth_key, is_asked=bool(arguments.reward))
     return f"{files}{about}.\n  prompt_key: {_flow(prompt)}\n  ground_truth_key: {_flow(truth)}\n"
 
 
 def _prompt_column(row: dict[str, Any], named: str) -> str:
-    found = named or next((name for name in PROMPT_COLUMNS if _at(row, name)), "")
+    usual = [name for name in PROMPT_COLUMNS if _is_prompt(_at(row, name))]
     listed = printable(", ".join(row))
-    if not found and sys.stdin.isatty():
-        found = input(f"column of the prompt ({listed}): ").strip()
+    found = named or next((name for name in usual if not _is_answered(_at(row, name))), "")
+    found = found or _answer(f"column of the prompt ({listed})")
+    if not found and usual:
+        raise ConfigError(
+            f"column {usual[0]}: the chat of the first row ends with an answer of the assistant, which would "
+            "be a part of the prompt. Take it out with a function (data.map) in a run file of your own; if "
+            f"it is the beginning of the completion, write --prompt-key {usual[0]}."
+        )
     if not found:
         raise ConfigError(
             f"--data: the first row has no column {', '.join(PROMPT_COLUMNS)}; it has {listed}. Name that of "
             "the prompt with --prompt-key."
         )
-    value = _at(row, found)
-    if value is None:
+    _check_column(row, found, "--prompt-key")
+    if not _is_prompt(_at(row, found)):
         raise ConfigError(
-            f"--prompt-key {printable(found)}: the first row has no such column; it has {listed}."
-        )
-    last = value[-1] if isinstance(value, list) and value else None
-    if isinstance(last, dict) and last.get("role") == "assistant":
-        raise ConfigError(
-            f"column {printable(found)}: the chat of the first row ends with an answer of the assistant, "
-            "which would be a part of the prompt. Take it out with a function (data.map) in a run file of "
-            "your own."
+            f"--prompt-key {printable(found)}: the first row has neither text there nor a list of "
+            "{role, content} messages."
         )
     return found
 
 
-def _truth_column(row: dict[str, Any], named: str | None) -> str:
-    found = (
-        next((name for name in TRUTH_COLUMNS if _at(row, name) is not None), "") if named is None else named
-    )
-    listed = printable(", ".join(row))
-    if not found and named is None and sys.stdin.isatty():
-        found = input(f"column of the reference answer ({listed}; empty: none): ").strip()
-    if found and _at(row, found) is None:
-        raise ConfigError(
-            f"--ground-truth-key {printable(found)}: the first row has no such column; it has {listed}."
+def _truth_column(row: dict[str, Any], named: str | None, *, is_asked: bool) -> str:
+    if named is None:
+        named = next((name for name in TRUTH_COLUMNS if _at(row, name) is not None), "")
+        listed = printable(", ".join(row))
+        named = named or (
+            _answer(f"column of the reference answer ({listed}; empty: none)") if is_asked else ""
         )
-    return found
+    if named:
+        _check_column(row, named, "--ground-truth-key")
+    return named
+
+
+def _check_column(row: dict[str, Any], name: str, option: str) -> None:
+    if _at(row, name) is None:
+        listed = printable(", ".join(row))
+        raise ConfigError(f"{option} {printable(name)}: the first row has no such column; it has {listed}.")
+
+
+def _is_prompt(value: Any) -> bool:
+    """Whether it is text, or a chat."""
+    if isinstance(value, str):
+        return bool(value)
+    is_chat = isinstance(value, list) and all(isinstance(each, dict) and "role" in each for each in value)
+    return is_chat and bool(value)
+
+
+def _is_answered(value: Any) -> bool:
+    return isinstance(value, list) and value[-1].get("role") == "assistant"
+
+
+def _answer(question: str) -> str:
+    """What is typed; empty if nobody can type, or wants to."""
+    if not sys.stdin.isatty():
+        return ""
+    try:
+        return input(f"{question}: ").strip()
+    except EOFError:
+        return ""
 
 
 def _at(row: Any, key: str) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.full_disk import fault_of_room
 from yatt.adapters.run_config import load_run
 from yatt.adapters.slurm import Slurm
 from yatt.errors import ConfigError
@@ -25,7 +26,7 @@ from yatt.printable import printable_lines
 REFRESH_S, JOB_S = 0.5, 5.0
 OVER = ("finished", "stopped", "failed", "never began")
 
-MAKE_ROOM = "Make room, or ask for a larger quota: what the run writes waits for it for a while."
+WRITES = "without it the run cannot go on"
 
 
 def open_view(run: Path) -> RunView:
@@ -42,8 +43,9 @@ def open_view(run: Path) -> RunView:
 def status(run: Path, *, as_json: bool) -> int:
     """Prints the state of a run."""
     found = Summary(open_view(run).paths)
+    no_room = fault_of_room(run) if found.fields["state"] != "finished" else ""
     if as_json:
-        print(json.dumps(found.as_json(), allow_nan=False))
+        print(json.dumps({**found.as_json(), "no_room": no_room}, allow_nan=False))
         return 0
     summary = found.fields
     _say(
@@ -52,8 +54,9 @@ def status(run: Path, *, as_json: bool) -> int:
     )
     if summary["why"]:
         _say(f"  why         {summary['why']}")
-    if summary["no_room"]:
-        _say(f"  disk        {summary['no_room']} in the run folder. {MAKE_ROOM}")
+    if no_room:
+        waits = "what the run writes waits for it for a while" if summary["state"] in LIVELY else WRITES
+        _say(f"  disk        {no_room} in the run folder. Make room, or ask for a larger quota: {waits}.")
     _print_job(found.job)
     _print_progress(summary)
     if found.limit is not None:

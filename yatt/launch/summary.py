@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.full_disk import fault_of_room
 from yatt.adapters.ledger import STARTED, Attempt, inputs_of, newest_attempt, record
 from yatt.adapters.run_config import changes_of, load_run
 from yatt.adapters.slurm import PERSON_S, Slurm
@@ -39,7 +38,6 @@ class Summary:
         fields |= {"state": state, "why": why, "attempt": newest_attempt(paths)}
         if state not in LIVELY:
             fields |= {"holders": {}, "workers": {}, "eta_s": None}
-        fields["no_room"] = fault_of_room(paths.root) if state != "finished" else ""
         self.limit: Limit | None = limit_of(view.rows)
         fields["limit"] = self.limit and asdict(self.limit)
         fields["changes"] = [asdict(changed) for changed in changes_of(paths)]
