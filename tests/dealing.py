@@ -51,7 +51,7 @@ TOGETHER = (
     "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
     "trainer/test_planned_memory.py", "trainer/test_routes.py", "trainer/test_offload.py",
     "trainer/test_resume_matrix.py", "trainer/test_recompute.py", "trainer/test_optimizers.py",
-    "integration/test_planted_credentials.py", "integration/test_gsm8k.py", "contract/test_engine.py",
+    "integration/test_planted_credentials.py", "contract/test_engine.py",
 )  # fmt: skip
 """Modules whose tests share a long set-up, which every process that runs one of them would make; and one that
 looks at every process of the machine for what its other tests plant."""
