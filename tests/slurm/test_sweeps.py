@@ -65,7 +65,8 @@ def test_a_sweep_of_four_runs_survives_a_preemption_and_a_cancel(cluster: Cluste
 
 
 def test_a_run_waits_for_another_and_lets_people_in(cluster: Cluster, tmp_path: Path) -> None:
-    first = SubmittedRun(cluster, tmp_path / "first", ONE_NODE, reward=SLOW_REWARD)
+    long = {**ONE_NODE, "trainer": {"total_iterations": 30}}  # until people have looked, and it may hurry
+    first = SubmittedRun(cluster, tmp_path / "first", long, reward=SLOW_REWARD)
     first_id = first.submit()
     second = SubmittedRun(cluster, tmp_path / "second", ONE_NODE)
     argv = ["submit", str(second.config), "--site", str(second.site), "--after"]
