@@ -76,6 +76,7 @@ def measured(module: ModuleType, folder: Path, part: str, *only: str) -> dict[st
 
 
 def test_facts_are_found_by_a_call_that_is_stopped_and_the_next_one_which_continues(tmp_path: Path) -> None:
+    """A whole run of the script, by the command that is typed where there is a GPU."""
     file = tmp_path / "preflight.json"
     with started("preflight", tmp_path):
         wait_for(file.exists, timeout_s=60, what="the first row")

@@ -31,7 +31,7 @@ def call(*argv: object) -> None:
 
 
 def test_a_whole_run_by_its_commented_file(tmp_path):
-    """One test: with tests in another order, each would make the run anew."""
+    """A whole run by the file that people copy. One test: with others in between, each would make it anew."""
     run = whole_run(gsm8k(), tmp_path)
     check_every_iteration_has_its_row(run)
     check_held_out_prompts_are_scored_before_during_and_after(run)

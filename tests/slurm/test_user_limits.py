@@ -28,6 +28,7 @@ def counted() -> Iterator[Cluster]:
 
 
 def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster, tmp_path: Path) -> None:
+    """No whole run, but a cluster with a database: sacctmgr's words, and Slurm's order of limits."""
     limits = ("MaxJobsPerUser=1", "MaxTRESPerJob=node=1", "MaxWall=01:00:00")
     counted.call("sacctmgr", "-iQ", "add", "qos", "small", "set", *limits)
     counted.call("sacctmgr", "-iQ", "modify", "user", getpass.getuser(), "set", "qos+=small")
