@@ -21,8 +21,8 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 75,
     "tests/faults/": 900,
     "tests/gpu/": 1,
-    "tests/integration/test_": 1300,
-    "tests/integration/trainer/": 600,
+    "tests/integration/test_": 1100,
+    "tests/integration/trainer/": 420,
     "tests/slurm/": 650,
     "tests/soak/": 100,
 }

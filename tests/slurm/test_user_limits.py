@@ -59,4 +59,4 @@ def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster,
     def reason() -> str:
         return next((row["reason"] for row in counted.squeue() if row["reason"].startswith("QOS")), "")
 
-    assert wait_for(reason, timeout_s=30, what=f"job {job} to wait for its QOS") == "QOSMaxNodePerJobLimit"
+    assert wait_for(reason, what=f"job {job} to wait for its QOS") == "QOSMaxNodePerJobLimit"

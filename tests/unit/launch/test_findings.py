@@ -259,7 +259,7 @@ def test_limits_of_the_accounting_database(
 
 
 def test_answers_of_another_form_give_no_limits(tmp_path: Path) -> None:
-    for text in ("", "sacctmgr: error\n", "a|b\n", "|".join("x" * 40), "normal|many|-1|node=x,,=|cpu|soon"):
+    for text in ("", "sacctmgr: error\n", "a|b\n", "x|" * 40, "normal|many|-1|node=x,,=|cpu|soon"):
         limits = UserLimits(rows_of(ASSOCIATION, f"{text}\n{MINE}"), rows_of(QOS, text))
         found = list(limit_findings(limits, ENFORCED, site(tmp_path, "qos: normal"), (TRAINER, ENGINES)))
         assert all(f.level == "ok" for f in found), found

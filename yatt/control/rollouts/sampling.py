@@ -49,10 +49,9 @@ class Sampler:
         self._next_number = self._base_number = node.index
         self._accepted, self._unfinished = AcceptedGroups(), dict[int, PromptGroup]()
         self._rows: dict[int, Row] = {}  # of current groups, by number of the group
-        self._quota, self._in_order = Quota(target=0), InOrder((), ())
         self._due, self._sampled = set[int](), set[int]()  # to complete now; without scores only
-        self._drops = Drops(node.config.algorithm.filter_by)
-        self._breaking_off, self._counters = False, GroupCounters()
+        self._quota, self._in_order, self._counters = Quota(target=0), InOrder((), ()), GroupCounters()
+        self._drops, self._breaking_off = Drops(node.config.algorithm.filter_by), False
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -279,10 +278,9 @@ class Sampler:
             return  # another group has ended the run; later failures add no information
         self._unfinished.pop(group.number, None)
         self._sampled.discard(group.number)
-        scorer = self._scorer
+        scorer, section = self._scorer, self._node.config.algorithm
         group.refuse_scoreless(scorer.weights)
         failed = group.failure()
-        section = self._node.config.algorithm
         flat = failed is None and group.teaches_nothing(scorer.weights, scorer.shaping, section.filter_by)
         counts = self._counters.of(group.number)
         counts["rollout/flat_groups"] += int(flat)
