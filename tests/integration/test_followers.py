@@ -351,7 +351,8 @@ def test_tensorboard_shows_each_step_once_over_a_resume_and_a_kill_and_the_sampl
 
 
 @pytest.mark.slow
-def test_mlflow_has_one_run_over_all_starts_with_each_step_once(tmp_path):
+def test_mlflow_has_one_run_over_all_starts_with_each_step_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # to read, as the tracker writes
     tracking = pytest.importorskip("mlflow.tracking")
     logging = {"trackers": ["mlflow"], "send_samples": True}
     paths = make_run(tmp_path, rows=metrics(3), samples=[sample(1, 0), sample(3, 1)], logging=logging)
