@@ -216,11 +216,11 @@ def _turn_notes(config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) 
     """Tells a template whose turns end with a token that ends no completion."""
     if tokenizer is None or not tokenizer.has_chat_template or not config.data.apply_chat_template:
         return
-    with stages.doing(f"reading the chat template of {config.model.path}", TEMPLATE_S, TEMPLATE_BYTES):
-        try:
+    try:
+        with stages.doing(f"reading the chat template of {config.model.path}", TEMPLATE_S, TEMPLATE_BYTES):
             found = tokenizer.end_of_turn()
-        except ConfigError:  # it does not take such messages; the rows' own are checked
-            return
+    except ConfigError:  # it does not take such messages, or needs too much memory; the rows' own are checked
+        return
     if found is not None and found[1] not in tokenizer.eos_ids and not config.rollout.ignore_eos:
         yield (
             f"model.path: the chat template ends a turn with '{found[0]}' (token {found[1]}), which ends no "
