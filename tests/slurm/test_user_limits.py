@@ -42,7 +42,7 @@ def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster,
     fine = "no limit of this account and QOS is below the run (group limits were not looked at)."
     assert said() == [("ok", fine)]
     assert said(qos="small", time_limit_min=90) == [
-        ("warn", "QOS 'small' (MaxJobsPU) lets a user run 1 jobs; the run's job counts as 2."),
+        ("warn", "QOS 'small' (MaxJobsPU) allows a user 1 jobs running; the run's job counts as 2."),
         ("warn", "QOS 'small' (MaxTRES) allows 1 nodes; trainer of the run need 2."),
         ("warn", "QOS 'small' (MaxTRES) allows 1 nodes; engines of the run need 2."),
         ("warn", "time_limit_min is 90, more than QOS 'small' (MaxWall) allows (01:00:00)."),

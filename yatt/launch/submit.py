@@ -25,6 +25,7 @@ from yatt.launch.asking import HOLD_SIGNALS, more_options, resources, setup_line
 from yatt.launch.completed import completed
 from yatt.launch.data_files import with_made_data
 from yatt.launch.diagnose.report import demands_of, findings, folder_findings, take_snapshot
+from yatt.launch.diagnose.settings import starts_het_jobs
 from yatt.launch.diagnose.variables import variable_findings
 from yatt.launch.diagnose.versions import findings_here
 from yatt.launch.executor import HetExecutor, HetJob, shell_line, template_of
@@ -139,8 +140,7 @@ def plan_job(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
         if finding.level == "warn":
             sys.stderr.write(f"yatt: warning: {finding.about}: {finding.what} {finding.cure}\n")
     template_of(site)  # report a bad template before anything is created
-    is_backfill = (snapshot.config or {}).get("SchedulerType") == "sched/backfill"
-    layout = layout_of(wanted, site, can_het=is_backfill)
+    layout = layout_of(wanted, site, can_het=starts_het_jobs(snapshot.config or {}))
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
 
 

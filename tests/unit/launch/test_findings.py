@@ -200,12 +200,12 @@ CLOSE = "yatt-test||proj||normal,long|1|1|gres/gpu=4,node=1|00:30:00"
         ([], [], "", []),
         (
             [MINE], ["normal|1||||"], "",
-            ["QOS 'normal' (MaxJobsPU) lets a user run 1 jobs; the run's job counts as 2."],
+            ["QOS 'normal' (MaxJobsPU) allows a user 1 jobs running; the run's job counts as 2."],
         ),
         ([MINE], ["normal|1||||"], "layout: flat", []),
         (
             ["yatt-test||proj|normal|normal||1||"], [], "",
-            ["account 'proj' (MaxSubmit) lets a user have in the queue 1 jobs"],
+            ["account 'proj' (MaxSubmit) allows a user 1 jobs in the queue"],
         ),
         (
             [MINE], [NORMAL, "long|||cpu=640,node=1||"], "qos: long",
@@ -237,7 +237,7 @@ CLOSE = "yatt-test||proj||normal,long|1|1|gres/gpu=4,node=1|00:30:00"
         ),
         # of two accounts it is not known which one a job has, unless it is written; nor of partitions
         (TWO, [NORMAL], "", []),
-        (TWO, [NORMAL], "account: a", ["account 'a' (MaxJobs) lets a user run 1"]),
+        (TWO, [NORMAL], "account: a", ["account 'a' (MaxJobs) allows a user 1 jobs running"]),
         (["other||proj|normal|normal|1|1|node=1|", MINE], [NORMAL], "", []),
         (["yatt-test|debug|proj||debug|1|1|node=1|", MINE], [NORMAL], "qos: long", []),
         # without a default the only one is taken

@@ -50,7 +50,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """Fieldss of sacctmgr, by the names of its columns."""
+    """Rows of sacctmgr, by the names of its columns."""
 
     associations: tuple[Fields, ...] | None = None
     """Of this user; None: no answer."""

@@ -44,6 +44,11 @@ def requeue_delay_s(config: Fields) -> float:
     return 120.0
 
 
+def starts_het_jobs(config: Fields) -> bool:
+    """Whether the cluster's scheduler starts heterogeneous jobs."""
+    return config.get("SchedulerType") == "sched/backfill"
+
+
 def words(fields: Fields, key: str) -> list[str]:
     """Returns a setting that is a comma-separated list."""
     return [word.strip() for word in fields.get(key, "").split(",")]
@@ -89,7 +94,7 @@ def _container(snapshot: Snapshot, runtime: str) -> Finding:
 
 
 def _components(config: Fields, site: SiteConfig) -> Finding:
-    if config.get("SchedulerType") != "sched/backfill":
+    if not starts_het_jobs(config):
         what = f"{config.get('SchedulerType')} does not start heterogeneous jobs; sched/backfill does."
         return (fail if site.layout == "het" else warn)("components", what, "Write layout: flat.")
     if "disable_hetjob_steps" in words(config, "SchedulerParameters"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from yatt.adapters.slurm import Fields, Slurm, seconds_of
 from yatt.config.site import SiteConfig, component
 from yatt.launch.diagnose.records import Demand, Finding, UserLimits, ok, warn
-from yatt.launch.diagnose.settings import words
+from yatt.launch.diagnose.settings import starts_het_jobs, words
 
 ASSOCIATION = (
     "Cluster", "Partition", "Account", "DefaultQOS", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "MaxWall",
@@ -23,12 +23,13 @@ CURE = "Use another QOS or account, or a smaller run."
 
 
 def ask_limits(slurm: Slurm, user: str) -> UserLimits:
-    """Asks the accounting database."""
+    """Asks the accounting database; only once if it does not answer."""
     show = ("sacctmgr", "-nP", "show")
     associations = slurm.ask(*show, "assoc", f"user={user}", f"format={','.join(ASSOCIATION)}")
+    if associations is None:
+        return UserLimits()
     qos = slurm.ask(*show, "qos", f"format={','.join(QOS)}")
-    found = None if associations is None else rows_of(ASSOCIATION, associations)
-    return UserLimits(found, rows_of(QOS, qos or ""))
+    return UserLimits(rows_of(ASSOCIATION, associations), rows_of(QOS, qos or ""))
 
 
 def rows_of(columns: tuple[str, ...], text: str) -> tuple[Fields, ...]:
@@ -80,8 +81,7 @@ def _association(limits: UserLimits, config: Fields, site: SiteConfig) -> Fields
 
 def _as_submitted(config: Fields, site: SiteConfig, demands: tuple[Demand, ...]) -> tuple[Demand, ...]:
     """The components as jobs: one for all nodes if the job is flat."""
-    is_flat = site.layout == "flat" or config.get("SchedulerType") != "sched/backfill"
-    if not is_flat or len(demands) == 1:
+    if len(demands) == 1 or (site.layout != "flat" and starts_het_jobs(config)):
         return demands
     nodes, gpus = sum(d.nodes for d in demands), max(d.gpus_per_node for d in demands)
     return (Demand(component=demands[0].component, nodes=nodes, gpus_per_node=gpus),)
@@ -97,19 +97,18 @@ def _over(
             return text, f"QOS '{qos}' ({of_qos})"
         return association.get(of_association, ""), f"account '{association['Account']}' ({of_association})"
 
-    for of_qos, of_association, does in (
-        ("MaxSubmitPU", "MaxSubmit", "have in the queue"),
-        ("MaxJobsPU", "MaxJobs", "run"),
+    for of_qos, of_association, where in (
+        ("MaxSubmitPU", "MaxSubmit", "in the queue"),
+        ("MaxJobsPU", "MaxJobs", "running"),
     ):
         most, who = limit(of_qos, of_association)
         if most.isdigit() and int(most) < len(parts):
-            what = f"{who} lets a user {does} {most} jobs; the run's job counts as {len(parts)}."
+            what = f"{who} allows a user {most} jobs {where}; the run's job counts as {len(parts)}."
             cure = "Use another QOS or account, layout: flat in the site file, or placement.mode: colocated."
             yield warn("limits", what, cure)
     for part in parts:
         yield from _too_many(*limit("MaxTRES", "MaxTRES"), site, (part,))
-    if len(parts) > 1 or row.get("MaxTRESPU"):
-        yield from _too_many(row.get("MaxTRESPU", ""), f"QOS '{qos}' (MaxTRESPU)", site, parts)
+    yield from _too_many(row.get("MaxTRESPU", ""), f"QOS '{qos}' (MaxTRESPU)", site, parts)
     longest, who = limit("MaxWall", "MaxWall")
     longest_s = seconds_of(longest) if longest else None
     if longest_s is not None and site.time_limit_min * 60 > longest_s:
@@ -120,18 +119,16 @@ def _over(
 
 def _too_many(text: str, who: str, site: SiteConfig, parts: tuple[Demand, ...]) -> Iterator[Finding]:
     most = dict(each.partition("=")[::2] for each in _words(text))
-    nodes, gpus = sum(p.nodes for p in parts), sum(p.nodes * p.gpus_per_node for p in parts)
-    names = " and ".join(p.component for p in parts)
-    kinds = (
-        "gres/gpu",
-        *(f"gres/gpu:{name}" for name in {component(site, p.component).gpu_type for p in parts}),
-    )
-    limits = [("nodes", nodes, most.get("node", ""))]
-    if site.gpus_directive != "none":
-        limits += [("GPUs", gpus, most[kind]) for kind in kinds if kind in most]
-    for what, wanted, limit in limits:
-        if limit.isdigit() and wanted > int(limit):
-            yield warn("limits", f"{who} allows {limit} {what}; {names} of the run need {wanted}.", CURE)
+    wanted = {"node": sum(part.nodes for part in parts)}
+    for part in parts if site.gpus_directive != "none" else ():
+        of_type = f"gres/gpu:{component(site, part.component).gpu_type}"
+        for kind in ("gres/gpu", of_type):
+            wanted[kind] = wanted.get(kind, 0) + part.nodes * part.gpus_per_node
+    names = " and ".join(part.component for part in parts)
+    for kind, number in wanted.items():
+        limit, what = most.get(kind, ""), "nodes" if kind == "node" else "GPUs"
+        if limit.isdigit() and number > int(limit):
+            yield warn("limits", f"{who} allows {limit} {what}; {names} of the run need {number}.", CURE)
 
 
 def _words(text: str) -> list[str]:
