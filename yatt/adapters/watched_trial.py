@@ -90,11 +90,12 @@ def memory_limit() -> int:
     return max(LEAST_BYTES, available_bytes() // 2)
 
 
-def run_watched(module: str, arguments: list[Any], limit_s: float) -> list[str]:
+def run_watched(module: str, arguments: list[Any], limit_s: float, cure: str = CURE) -> list[str]:
     """Runs `python -m module`, whose main function is `answer_watched`.
 
     Args:
         limit_s: longest time without progress, unless the stage has its own.
+        cure: what to do about a stage that ended the process, or was ended.
 
     Returns:
         Notes for the user.
@@ -103,9 +104,9 @@ def run_watched(module: str, arguments: list[Any], limit_s: float) -> list[str]:
         ConfigError: the trial found mistakes, or a stage of it was too slow, too large, or ended the process.
     """
     with trial_process(module, [limit_s, memory_limit(), *arguments], SINGLE_THREADED) as trial:
-        how = describe_exit(_wait(trial, limit_s))
+        how = describe_exit(_wait(trial, limit_s, cure))
         if not trial.found.exists():
-            what, cure = _stage(trial)[0], f" {CURE}"
+            what, cure = _stage(trial)[0], f" {cure}"
             if not what:  # nothing of a stranger was read yet
                 what, cure = "reading the run's files", ""
             raise ConfigError(f"{what} ended the process that checks it ({how}){trial.last_words()}.{cure}")
@@ -114,7 +115,7 @@ def run_watched(module: str, arguments: list[Any], limit_s: float) -> list[str]:
         return list(json.loads(notes.read_text())) if notes.exists() else []
 
 
-def _wait(trial: TrialProcess, limit_s: float) -> int:
+def _wait(trial: TrialProcess, limit_s: float, cure: str) -> int:
     known, since_s = _stage(trial), time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,7 +124,7 @@ def _wait(trial: TrialProcess, limit_s: float) -> int:
             known, since_s = now, time.monotonic()
         what, stage_limit_s = known[0] or "reading the run's files", known[1] or limit_s
         if time.monotonic() - since_s > stage_limit_s:
-            raise ConfigError(f"{what} took longer than {stage_limit_s:g} s and was ended. {CURE}")
+            raise ConfigError(f"{what} took longer than {stage_limit_s:g} s and was ended. {cure}")
 
 
 def _stage(trial: TrialProcess) -> tuple[str, float, int]:

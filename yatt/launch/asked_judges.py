@@ -14,7 +14,7 @@ from typing import Literal
 from yatt import clock
 from yatt.adapters.dataset import read_rows
 from yatt.adapters.judge_api import JudgeApi
-from yatt.adapters.watched_trial import CURE, TEMPLATE_S, Stages, answer_watched, run_watched
+from yatt.adapters.watched_trial import TEMPLATE_S, Stages, answer_watched, run_watched
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups import TRUNCATED
@@ -43,21 +43,17 @@ def asked_judges(config: RunConfig) -> list[Told]:
         reached, or refuses the request.
     """
     text = resolved_text(without_secrets(config))
-    return [
-        told
-        for i, genrm in enumerate(config.genrms)
-        if not genrm.has_engine
-        for told in _told(config, text, i)
-    ]
+    services = [index for index, genrm in enumerate(config.genrms) if not genrm.has_engine]
+    return [told for index in services for told in _told(config, text, index)]
 
 
 def _told(config: RunConfig, text: str, index: int) -> Iterator[Told]:
     """Asks one judge, in a process of its own: templates and patterns of verdicts are programs."""
+    module, limit_s, cure = "yatt.launch.asked_judges", config.launch.start_timeout_s, "Change this key."
     try:
-        answered = run_watched("yatt.launch.asked_judges", [text, index], config.launch.start_timeout_s)
+        answered = run_watched(module, [text, index], limit_s, cure)
     except ConfigError as error:
-        says = " ".join(str(error).removesuffix(CURE).split())
-        yield "fail", says if says.startswith("genrms[") else f"genrms[{index}]: {says}"
+        yield "fail", " ".join(str(error).split())
         return
     for line in answered:
         level, says = json.loads(line)
@@ -76,7 +72,7 @@ def _ask(stages: Stages, text: str, index: int) -> tuple[list[ConfigError], list
 
 def _asked(stages: Stages, genrm: GenRMSection, key: str, shown: Shown, about: str) -> Told:
     text = "".join(part for part, _ in render(genrm.template, shown)) if genrm.template else GREETING
-    with stages.doing(f"asking {genrm.api.url} ({key}.api)", genrm.api.timeout_s + SPARE_S):
+    with stages.doing(f"{key}.api: asking {genrm.api.url}", genrm.api.timeout_s + SPARE_S):
         began_s = clock.monotonic_s()
         try:
             said = asyncio.run(_answer(genrm, text))
