@@ -17,6 +17,7 @@ from yatt.cli.look import open_view
 from yatt.config.operation import LoggingSection
 from yatt.errors import ConfigError
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration, strict
+from yatt.obs.samples import COMPLETION, spoken
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -158,13 +159,10 @@ def _one(found: RecordedIteration) -> Iterable[str]:
     each = found.samples[0]
     yield f"{_head(found)}, sample {each['sample']}"
     yield from _facts(each)
-    for title, key in (("prompt", "prompt"), ("completion", "completion"), ("ground truth", "ground_truth")):
-        if key == "completion" and isinstance(each.get("turns"), list):
-            for turn in each["turns"]:
-                role, text = (*turn, "", "")[:2] if isinstance(turn, list) else ("", turn)
-                yield from _block(f"turn of the {role}", text)
-        elif each.get(key) is not None:
-            yield from _block(title, each[key])
+    said = [(who if who == COMPLETION else f"turn of the {who}", text) for who, text in spoken(each)]
+    for title, text in (("prompt", each.get("prompt")), *said, ("ground truth", each.get("ground_truth"))):
+        if text is not None:
+            yield from _block(title, text)
     for judged in found.judged:
         yield from _judgement(judged)
     if not found.judged:

@@ -14,12 +14,15 @@ def as_sample(record: Record) -> Record | None:
     return record if all(value is None or is_number(value) for value in numbers) else None
 
 
+COMPLETION = "completion"
+
+
 def spoken(record: Record) -> list[tuple[str, str]]:
-    """Returns what followed the prompt of a sample, with who said it: `completion`, or each turn with its
-    role (policy, environment)."""
+    """Returns what followed the prompt of a sample, with who said it: `COMPLETION`, or each turn with its
+    role (policy, environment); torn turns are left out."""
     turns = record.get("turns")
     if not isinstance(turns, list) or not turns:
         text = record.get("completion")
-        return [("completion", text)] if isinstance(text, str) else []
+        return [(COMPLETION, text)] if isinstance(text, str) else []
     pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
     return [(str(role), text) for role, text in pairs if isinstance(text, str)]
