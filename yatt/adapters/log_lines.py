@@ -43,7 +43,7 @@ class TracebackFormatter(logging.Formatter):
             return super().format(record)
         short = copy.copy(record)
         short.exc_info = short.exc_text = None
-        return f"{super().format(short)}: {line_of(error)} (time {count}; its traceback is above)"
+        return f"{super().format(short)}: {line_of(error)} ({count} times so far; its traceback is above)"
 
     def _count(self, cause: int) -> int:
         if len(self._counts) >= MOST_CAUSES:

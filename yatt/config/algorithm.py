@@ -163,8 +163,8 @@ class AlgorithmSection:
     filter_by: Annotated[str, LINE] = ""
     """filter_groups: name of a reward or GenRM; groups whose completions all have the same score of it are
     replaced too. DAPO filters by accuracy: with overlong_buffer_tokens, completions that are all right, or
-    all wrong, have different rewards if their lengths differ. Empty, and where a completion has no score of
-    it: only the rewards are compared."""
+    all wrong, have different rewards if their lengths differ. If it is empty,
+    or a completion has no score of it, only the rewards are compared."""
 
     max_groups_opened_factor: Annotated[float, at_least(1)] = 10.0
     """Maximum number of opened prompt groups per batch size; then the run stops and reports how many were

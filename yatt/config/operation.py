@@ -373,7 +373,7 @@ class LoggingSection:
         records_any = self.samples_per_iteration > 0 and self.rollouts != "none"
         rule(
             not self.print_sample_every or records_any,
-            "print_sample_every: no sample is recorded; set samples_per_iteration and rollouts.",
+            "print_sample_every: no sample is recorded; write rollouts: sample, and samples_per_iteration.",
         )
         for tracker in self.trackers:
             rule(tracker != WANDB, "trackers: wandb has its own key; write wandb_mode: online or offline.")

@@ -1,6 +1,7 @@
 """Checks of model folders before anything starts, for policies and judges."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def _fetching(root: Path) -> str:
     name = "/".join(root.parts[-2:])
     before = root.parent.parent
     is_name = HUB_NAME.fullmatch(name) and not root.parent.exists() and before.is_dir() and before.name
-    return f" A model of the hub is fetched by: hf download {name} --local-dir {root}" if is_name else ""
+    command = shlex.join(["hf", "download", name, "--local-dir", str(root)])
+    return f" A model of the hub is fetched by: {command}" if is_name else ""
 
 
 def _config_of(folder: str, key: str) -> dict[str, Any] | None:

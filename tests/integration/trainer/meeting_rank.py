@@ -7,7 +7,6 @@ import dataclasses
 import json
 import pickle
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from tests.integration.trainer.program import make_config
+from tests.runs import wait_for
 from yatt.checkpoint.store import FolderStore
 from yatt.records import message as m
 from yatt.trainer.device import prepare_process
@@ -50,8 +50,7 @@ def main() -> None:
         port = trainer.handle(m.OpenStore(host="127.0.0.1")).port
         place.with_suffix(".new").write_text(str(port))
         place.with_suffix(".new").rename(place)
-    while not place.exists():
-        time.sleep(0.05)
+    wait_for(place.exists, what="the first rank's port")
     trainer.handle(m.Join(host="127.0.0.1", port=int(place.read_text()), global_rank=rank, world_size=size))
     trainer.handle(m.Build(stem=str(folder / f"host-{rank}"), attempt=1))
     groups = [{k: v for k, v in g.items() if k != "params"} for g in trainer._policy.optimizer.param_groups]

@@ -230,7 +230,7 @@ def test_a_cause_has_one_traceback_in_a_hundred(capfd: pytest.CaptureFixture[str
     assert lines.count("Traceback (most recent call last):") == 2, "of two lines of code"
     assert "ValueError: odd: 1" in lines and "ValueError: even: 0" in lines
     assert lines[-1].endswith(
-        "ERROR x order Sample failed: ValueError: odd: 197 (time 99; its traceback is above)"
+        "ERROR x order Sample failed: ValueError: odd: 197 (99 times so far; its traceback is above)"
     )
     with logging_by_a_thread():
         logged(failing, 10_001 * 2)
@@ -276,7 +276,7 @@ def test_an_odd_call_of_the_log_costs_its_line_and_no_call(capfd: pytest.Capture
         logged(odd, 3, {"a": 1})
         logged(odd, 3, None)
     text = capfd.readouterr().err
-    assert text.count("Traceback (most") == 1 and "(time 6; its traceback is above)" in text
+    assert text.count("Traceback (most") == 1 and "(6 times so far; its traceback is above)" in text
     keeper = TracebackFormatter()
     record = logging.LogRecord("x", logging.ERROR, "f", 1, "m", None, (Odd, Odd(1), None))
     assert [keeper.format(record)[:2] for _ in range(2)] == ["m\n", "m:"]

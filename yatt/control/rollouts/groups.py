@@ -169,8 +169,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
 
     def teaches_nothing(self, weights: dict[str, float], shaping: Shaping, by: str) -> bool:
         """Whether all rewards are equal, or all scores of `by`, if it is named and each completion has it."""
-        scores = [s.scores.get(by) for s in self.samples if by and by not in s.unmeasured]
-        known = [score for score in scores if score is not None]
+        known = [s.scores[by] for s in self.samples if by in s.scores and by not in s.unmeasured]
         is_same = len(known) == len(self.samples) and is_flat(known)
         return is_same or is_flat(self.rewards(weights, shaping))
 
