@@ -1,4 +1,4 @@
-"""Copies of files and folders on this node's local disk, shared by all processes of this user.
+"""Copies of files, folders and archives on this node's local disk, shared by all processes of this user.
 
 A copy is identified by the path of its source, and by the names, sizes and times of its files: a changed
 source gets another copy. It appears complete, by a rename. A process that uses it holds a lock that ends with
@@ -11,22 +11,17 @@ import fcntl
 import hashlib
 import json
 import os
-import queue
 import random
-import secrets
 import shutil
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from yatt.adapters.copied_files import CopiedFiles, GivenUp
 from yatt.adapters.local_folder import private
-
-CHUNK_BYTES = 16 << 20
-THREADS = 4
-"""Number of files copied in parallel: one stream rarely uses the full bandwidth of a parallel filesystem."""
+from yatt.adapters.unpacked_archive import UnpackedArchive
 
 SPARE_BYTES = 1 << 30
 """Bytes that a copy must leave free on the disk."""
@@ -38,21 +33,35 @@ BROKEN_LOOKS = 25
 SETTLE_S = 600.0
 """Time for which a copy may be used without a lock after it was taken, for example by a container runtime."""
 
-OTHER_FORMS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Weight formats that no loader reads if there are safetensors."""
 
+class Copied(Protocol):
+    """What a copy is made of: the files of a source, or the members of an archive."""
 
-class GivenUp(Exception):
-    """The caller does not wait for this copy any more."""
+    @property
+    def source(self) -> Path:
+        """The file or folder of which this is a copy."""
 
+    @property
+    def leaf(self) -> str:
+        """The name of the copy."""
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One file of a source: its relative name, its bytes, its modification time in ns."""
+    @property
+    def identity(self) -> list[object]:
+        """What tells this copy from others, as JSON takes it: a changed source has another one."""
 
-    name: str
-    size: int
-    changed_ns: int
+    def is_whole(self, copy: Path) -> bool:
+        """Whether nothing of the copy is missing; after a crash it may."""
+
+    def num_missing_bytes(self, copy: Path) -> int:
+        """Returns the bytes that `write` writes, as far as that is known."""
+
+    def write(self, copy: Path, is_over: Callable[[], bool]) -> None:
+        """Writes what the copy lacks.
+
+        Raises:
+            OSError: it cannot be written, or the source changes meanwhile.
+            GivenUp: `is_over` returned True first.
+        """
 
 
 @dataclass(slots=True)
@@ -84,29 +93,34 @@ class LocalCopies:
             OSError: it cannot be made, the disk is full, or the source changes meanwhile.
             GivenUp: `is_over` returned True first.
         """
-        if not (parts := parts_of(source)):
-            raise OSError(errno.ENOENT, "the folder is empty", str(source))
-        name, place, broken = _name_of(source, parts), leaf_of(source), 0
+        return self._taken(CopiedFiles.of(source))
+
+    def unpack(self, archive: Path) -> Path:
+        """Returns the folder with the members of a tar archive; otherwise like `take`."""
+        return self._taken(UnpackedArchive.of(archive))
+
+    def _taken(self, copied: Copied) -> Path:
+        name, broken = _name_of(copied), 0
         while not self.is_over():
             descriptor = self._locked(name, fcntl.LOCK_SH)
             is_made = descriptor is None  # by another process, which holds the exclusive lock
-            if descriptor is not None and self._is_whole(self.folder / name / place, parts):
+            if descriptor is not None and copied.is_whole(self.folder / name / copied.leaf):
                 _unlock(self._locks.pop(name, None))
                 self._locks[name] = descriptor
                 self._touch(name)
-                return self.folder / name / place
+                return self.folder / name / copied.leaf
             _unlock(descriptor)
             descriptor = self._locked(name, fcntl.LOCK_EX)
             if descriptor is not None:
                 try:
-                    if not self._is_whole(self.folder / name / place, parts):
-                        self._make(name, place, source, parts)
+                    if not copied.is_whole(self.folder / name / copied.leaf):
+                        self._make(name, copied)
                 finally:
                     _unlock(descriptor)
                 continue
             broken = 0 if is_made else broken + 1
             if broken > BROKEN_LOOKS:
-                raise OSError(errno.EBUSY, "its copy is damaged and in use", str(source))
+                raise OSError(errno.EBUSY, "its copy is damaged and in use", str(copied.source))
             time.sleep(WAIT_S * random.uniform(0.5, 1.0))
         raise GivenUp
 
@@ -171,26 +185,15 @@ class LocalCopies:
         os.close(descriptor)
         return None
 
-    def _is_whole(self, root: Path, parts: list[SourceFile]) -> bool:
-        """Whether all files exist with the right sizes; after a crash they may not."""
-        with contextlib.suppress(OSError):
-            return all((root / part.name).stat().st_size == part.size for part in parts)
-        return False
-
-    def _make(self, name: str, place: str, source: Path, parts: list[SourceFile]) -> None:
-        """Makes a copy, or completes a partial one, whose complete files have their final names already."""
+    def _make(self, name: str, copied: Copied) -> None:
+        """Makes a copy, or completes a partial one."""
         target, partial = self.folder / name, self.folder / f"{name}{_PARTIAL}"
         if target.exists():
             shutil.rmtree(target)
         partial.mkdir(mode=0o700, exist_ok=True)
-        for unfinished in partial.rglob(f"*{_UNFINISHED}"):
-            unfinished.unlink(missing_ok=True)
-        missing = [part for part in parts if not self._is_whole(partial / place, [part])]
-        self._make_room(sum(part.size for part in missing), but=name)
+        self._make_room(copied.num_missing_bytes(partial / copied.leaf), but=name)
         try:
-            _Copying(source, partial / place, missing, self.is_over).run()
-            if parts_of(source) != parts:
-                raise OSError(errno.ESTALE, "changed while it was copied", str(source))
+            copied.write(partial / copied.leaf, self.is_over)
             os.rename(partial, target)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -204,108 +207,11 @@ class LocalCopies:
             self._remove(name)
 
 
-_PARTIAL, _LOCK, _UNFINISHED = ".partial", ".lock", ".unfinished"
+_PARTIAL, _LOCK = ".partial", ".lock"
 
 
-class _Copying:
-    """Copies files of one source in parallel daemon threads: a read that never returns blocks nothing."""
-
-    def __init__(
-        self, source: Path, target: Path, parts: list[SourceFile], is_over: Callable[[], bool]
-    ) -> None:
-        self._source, self._target, self._is_over = source, target, is_over
-        self._waiting: queue.SimpleQueue[SourceFile] = queue.SimpleQueue()
-        for part in sorted(parts, key=lambda part: -part.size):
-            self._waiting.put(part)
-        self._errors: list[BaseException] = []
-
-    def run(self) -> None:
-        threads = [
-            threading.Thread(target=self._work, name="stage", daemon=True)
-            for _ in range(min(THREADS, self._waiting.qsize()))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(WAIT_S)
-                if self._is_over():
-                    raise GivenUp
-        if self._errors:
-            raise self._errors[0]
-
-    def _work(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while not self._errors and not self._is_over():
-                part = self._waiting.get_nowait()
-                try:
-                    self._copy(self._source / part.name, self._target / part.name, part.size)
-                except Exception as error:  # noqa: BLE001 (raised again by `run`)
-                    self._errors.append(error)
-
-    def _copy(self, source: Path, target: Path, size: int) -> None:
-        """Copies one file; it gets its final name once it is complete."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        buffer, copied = memoryview(bytearray(min(size, CHUNK_BYTES) or 1)), 0
-        unfinished = target.with_name(f"{secrets.token_hex(8)}{_UNFINISHED}")
-        try:
-            with source.open("rb", buffering=0) as here, unfinished.open("xb") as there:
-                if size:
-                    os.posix_fallocate(there.fileno(), 0, size)  # fails now if the disk is full
-                while count := here.readinto(buffer):
-                    there.write(buffer[:count])
-                    copied += count
-                    if self._is_over() or self._errors:
-                        raise GivenUp
-                there.flush()
-                os.fsync(there.fileno())
-            if copied != size:
-                raise OSError(errno.ESTALE, "changed while it was copied", str(source))
-            unfinished.rename(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def leaf_of(source: Path) -> str:
-    """Returns the name of a copy: that of its source, if it has one."""
-    return source.name if source.name not in ("", "..") else "copy"
-
-
-def parts_of(source: Path) -> list[SourceFile]:
-    """Returns the files of a folder that a loader may read, at any depth, by name; of a file, itself as "".
-
-    Raises:
-        OSError: the source does not exist, or cannot be read.
-    """
-    if not source.is_dir():
-        return [_part(source, "")]
-    return sorted(_parts_below(source, ""), key=lambda part: part.name)
-
-
-def _parts_below(folder: Path, prefix: str) -> Iterator[SourceFile]:
-    with os.scandir(folder) as scanned:
-        entries = list(scanned)
-    has_safetensors = any(entry.name.endswith(".safetensors") for entry in entries)
-    for entry in entries:
-        name = entry.name
-        if name.startswith((".", "checkpoint-")) or name == "original":
-            continue  # original weights in another format, and checkpoints of training runs, are not read
-        if entry.is_dir():
-            yield from _parts_below(Path(entry.path), f"{prefix}{name}/")
-        elif not (has_safetensors and name.endswith(OTHER_FORMS)):
-            yield _part(Path(entry.path), f"{prefix}{name}")
-
-
-def _part(path: Path, name: str) -> SourceFile:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
-    return SourceFile(name, found.st_size, found.st_mtime_ns)
-
-
-def _name_of(source: Path, parts: list[SourceFile]) -> str:
-    about = [str(source), *((part.name, part.size, part.changed_ns) for part in parts)]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+def _name_of(copied: Copied) -> str:
+    return hashlib.sha256(json.dumps(copied.identity).encode()).hexdigest()[:32]
 
 
 def _unlock(descriptor: int | None) -> None:

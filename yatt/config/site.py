@@ -88,6 +88,10 @@ class StageSection:
     what: tuple[Literal["models", "data", "container"], ...] = ("models", "data", "container")
     """Files to copy. models: policy and GenRMs; data: prompts; container: the image, if it is a file."""
 
+    environment: Annotated[str, FILE] = ""
+    """A tar archive of the virtual environment of `python`, made by `tar -cf FILE -C ENVIRONMENT .`: unpacked
+    to each node's disk, and the processes of the run start from there. Empty: they read the original."""
+
     limit_s: Annotated[int, COUNT] = 600
     """Time limit for copying; files that are missing then are read from their original place."""
 
@@ -98,6 +102,14 @@ class StageSection:
         rule(
             not self.folder or self.folder[0] in "/$",
             f"folder: '{self.folder}' is relative, but jobs start elsewhere; begin it with / or $NAME.",
+        )
+        rule(
+            not self.environment or bool(self.folder),
+            "environment is unpacked to `folder`; write a folder on a local disk of each node.",
+        )
+        rule(
+            self.environment[:1] in ("", "/"),
+            f"environment: '{self.environment}' is relative, but jobs start elsewhere; begin it with /.",
         )
 
 
@@ -233,6 +245,10 @@ class SiteConfig:
 
     def __post_init__(self) -> None:
         no_credentials(self.checkpoint_url_prefix, self.storage_options, "checkpoint_url_prefix")
+        rule(
+            not self.stage.environment or self.container.runtime == "none",
+            "stage.environment is for nodes without a container; the container's image is its environment.",
+        )
         _plain_words(self, ("account", "partition", "qos", "constraint", "gpu_type", "interface"))
 
 

@@ -1,4 +1,4 @@
-"""Copies models, data and container images to a node's local disk before an attempt.
+"""Copies models, data, container images and the Python environment to a node's local disk before an attempt.
 
 This is an optimization: what cannot be copied in time is read from its original place, and a line reports it.
 A node's step copies the files that this node's roles read. A separate step outside of the container copies
@@ -17,13 +17,15 @@ from pathlib import Path
 from string import Template
 
 from yatt import clock
+from yatt.adapters.copied_files import GivenUp
 from yatt.adapters.descriptors import raise_soft_limit
-from yatt.adapters.local_copy import GivenUp, LocalCopies
+from yatt.adapters.local_copy import LocalCopies
 from yatt.adapters.local_folder import MEMORY, SHARED, mount_of
 from yatt.config.schema import RunConfig
 from yatt.config.site import StageSection
 from yatt.core.placement import ROLLOUT, TRAINER, genrm_role, place
 from yatt.errors import words_of
+from yatt.launch.local_environment import UnusableEnvironment, python_of_copy, refuse_other_environments
 
 LOOK_S, CLOSE_S = 0.1, 5.0
 SAID_S = 1.0
@@ -40,6 +42,8 @@ def fault_of(stage: StageSection, env: Mapping[str, str]) -> str:
         own = _copies_of(stage, env, lambda: False).folder
     except (OSError, KeyError, ValueError) as error:
         return f"stage.folder {stage.folder} cannot be used ({_words(error)})"
+    if stage.environment and not os.access(stage.environment, os.R_OK):
+        return f"stage.environment {stage.environment} cannot be read"
     kind = mount_of(os.path.realpath(own), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     if kind in MEMORY:
         return f"stage.folder {own.parent} is in memory ({kind}): copies count against the memory of the job"
@@ -81,7 +85,9 @@ class Staging:
     is_told: Callable[[], bool]
     _copies: LocalCopies | None = None
     _made: dict[str, str] = field(default_factory=dict)
+    _python: str = sys.executable
     _at: str = ""
+    _until_s: float | None = None
     _is_over: bool = False
 
     @property
@@ -91,16 +97,31 @@ class Staging:
 
     def run(self, sources: Iterable[str]) -> dict[str, str]:
         """Copies the sources that have no copy yet; returns the path of each copy."""
-        wanted = tuple(sources)
-        if not self.is_wanted or not wanted:
-            return {}
+        if wanted := tuple(sources):
+            self._in_time(partial(self._copy, wanted))
+        return dict(self._made)
+
+    def local_python(self) -> str:
+        """Returns the interpreter of the environment's copy on this node; this process's own if it has none.
+
+        The copy is made if it is missing.
+        """
+        if self.stage.environment:
+            self._in_time(self._unpack)
+        return self._python
+
+    def _in_time(self, work: Callable[[], None]) -> None:
+        """Runs `work` unless staging is off. All calls together have `stage.limit_s`."""
+        if not self.is_wanted or self._is_over:
+            return
         raise_soft_limit()  # each copy is locked by a descriptor
-        if not self._within(self.stage.limit_s, partial(self._copy, wanted), self.is_told):
+        now_s = clock.monotonic_s()
+        self._until_s = self._until_s or now_s + self.stage.limit_s
+        if not self._within(self._until_s - now_s, work, self.is_told):
             self._is_over = True
             if not self.is_told():
                 limit = f"{self.stage.limit_s} s (stage.limit_s)"
                 self.say(f"{self._at} was not copied within {limit}; it is read from its original place")
-        return dict(self._made)
 
     def close(self) -> None:
         """Releases the copies, and removes those that are not to be kept, within `CLOSE_S`."""
@@ -128,28 +149,53 @@ class Staging:
         except Exception as error:  # noqa: BLE001 - staging is optional
             self.say(f"{self._at} is not copied ({words_of(error)}); it is read from its original place")
 
-    def _copy(self, sources: tuple[str, ...]) -> None:
+    def _opened(self) -> LocalCopies | None:
+        """Returns the copies on this node, pruned once; None after one line if the folder cannot be used."""
+        if self._copies is not None:
+            return self._copies
         self._at = self.stage.folder
         try:
-            self._copies = _copies_of(self.stage, self.env, lambda: self._is_over)
-            self._copies.prune(self.stage.keep_h * H_S)
+            copies = _copies_of(self.stage, self.env, lambda: self._is_over)
+            copies.prune(self.stage.keep_h * H_S)
         except (OSError, KeyError, ValueError) as error:
             self.say(f"stage.folder {self.stage.folder} cannot be used ({_words(error)}); nothing is copied")
+            self._is_over = True
+            return None
+        self._copies = copies
+        return copies
+
+    def _copy(self, sources: tuple[str, ...]) -> None:
+        if (copies := self._opened()) is None:
             return
         for self._at in sources:
             try:
-                self._take(self._copies, self._at)
+                self._made[self._at] = self._taken(copies.take, self._at)
             except GivenUp:
                 return
             except OSError as error:
                 self.say(f"{self._at} is not copied ({_words(error)}); it is read from its original place")
 
-    def _take(self, copies: LocalCopies, source: str) -> None:
+    def _unpack(self) -> None:
+        if (copies := self._opened()) is None:
+            return
+        self._at = f"the environment {sys.prefix}"
+        try:
+            refuse_other_environments()
+            copy = self._taken(copies.unpack, self.stage.environment)
+            self._python = python_of_copy(Path(copy), self.env)
+        except GivenUp:
+            return
+        except (OSError, UnusableEnvironment) as error:
+            self.say(
+                f"{self._at} is not used from stage.environment, {self.stage.environment}: {_words(error)}"
+            )
+
+    def _taken(self, take: Callable[[Path], Path], source: str) -> str:
         began_s = clock.monotonic_s()
-        copy = copies.take(Path(source))
-        self._made[source] = str(copy)
+        copy = take(Path(source))
         if (took_s := clock.monotonic_s() - began_s) > SAID_S:
             self.say(f"{source} was copied to {copy} in {took_s:.0f} s")
+        return str(copy)
 
 
 def _words(error: Exception) -> str:

@@ -137,7 +137,7 @@ class _Step:
             self.staging = Staging(site.stage, environment, partial(_say_in, log), self._is_stopping)
             if self.staging.is_wanted:
                 self._note({"device": device})  # the node passed the check; report that before the copying
-                self._stage(self.staging, sources_of(config, site.stage, self.node))
+                argv[0] = self._stage(self.staging, sources_of(config, site.stage, self.node))
         except (ConfigError, WorkerFailed) as error:
             return self._refused(log, str(error), exit_code_of(error), {})
         except OSError as error:  # no route to the first node
@@ -197,16 +197,19 @@ class _Step:
         self._close()
         return code if code >= 0 else 128 - code
 
-    def _stage(self, staging: Staging, sources: tuple[str, ...]) -> None:
-        """Copies the sources to this node's disk, except after a failed attempt, because the disk may have
-        caused the failure."""
+    def _stage(self, staging: Staging, sources: tuple[str, ...]) -> str:
+        """Copies the sources and the environment to this node's disk, except after a failed attempt, because
+        the disk may have caused the failure; returns the Python interpreter for the controller."""
         if _waited_for(partial(record, self.paths, self.attempt - 1, ENDED)).get("exit_code") == EXIT_FAILED:
             staging.say("the previous attempt failed: this attempt reads nothing from stage.folder")
-        elif (copies := staging.run(sources)) or self.is_guest:  # instead of those of the node before
+            return sys.executable
+        python = staging.local_python()
+        if (copies := staging.run(sources)) or self.is_guest:  # instead of those of the node before
             try:
                 _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
                 staging.say(f"the copies are not used, because they cannot be recorded: {error}")
+        return python
 
     def _is_stopping(self) -> bool:
         """Whether a signal (received or blocked) or a stop request in the run folder ends this step."""

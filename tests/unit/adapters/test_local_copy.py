@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs import wait_for
-from yatt.adapters import local_copy
-from yatt.adapters.local_copy import GivenUp, LocalCopies, leaf_of, parts_of
+from yatt.adapters import copied_files, local_copy
+from yatt.adapters.copied_files import CopiedFiles, GivenUp, leaf_of, parts_of
+from yatt.adapters.local_copy import LocalCopies
 
 FILES = {
     "config.json": b"{}",
@@ -96,15 +97,15 @@ def test_a_copy_that_a_crash_has_cut_is_made_anew(model: Path, tmp_path: Path) -
 TAKE = """
 import sys, time
 from pathlib import Path
-from yatt.adapters import local_copy
+from yatt.adapters import copied_files
 from yatt.adapters.local_copy import LocalCopies
-make, copy = LocalCopies._make, local_copy._Copying._copy
+make, copy = LocalCopies._make, copied_files._Copying._copy
 def telling(*about):
     print("makes", flush=True)
     make(*about)
 LocalCopies._make = telling
 if len(sys.argv) > 3:
-    local_copy._Copying._copy = lambda *about: (copy(*about), time.sleep(60))
+    copied_files._Copying._copy = lambda *about: (copy(*about), time.sleep(60))
 copies = LocalCopies.within(Path(sys.argv[1]), lambda: False)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -165,14 +166,14 @@ def test_one_who_is_killed_while_copying_leaves_whole_files_only(
     copies = copies_in(tmp_path)
     copies.prune(3600)
     assert list(own.glob("*.partial")), "whoever comes next goes on with it"
-    written = local_copy._Copying._copy
+    written = copied_files._Copying._copy
     made = list[str]()
 
     def copy(self: object, source: Path, target: Path, size: int) -> None:
         made.append(target.name)
         written(self, source, target, size)
 
-    monkeypatch.setattr(local_copy._Copying, "_copy", copy)
+    monkeypatch.setattr(copied_files._Copying, "_copy", copy)
     assert content(copies.take(model)) == FILES
     assert made
     assert "model.safetensors" not in made, "it was whole already"
@@ -231,7 +232,7 @@ def test_room_is_made_by_removing_the_one_unused_for_the_longest_time(
 def test_who_is_given_up_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GivenUp):
         copies_in(tmp_path, is_over=True).take(model)
-    monkeypatch.setattr(local_copy, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(copied_files, "CHUNK_BYTES", 4096)
     looks = iter(range(50))
     copies = LocalCopies.within(tmp_path, lambda: next(looks, 99) > 20)
     with pytest.raises(GivenUp):
@@ -246,7 +247,7 @@ def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_bytes(b"{}")
     copies = copies_in(tmp_path)
-    name = local_copy._name_of(model, parts_of(model))
+    name = local_copy._name_of(CopiedFiles.of(model))
     begun = copies.folder / f"{name}.partial" / ".model"
     begun.mkdir(parents=True)
     (begun / "0123.unfinished").write_bytes(b"{")
@@ -257,7 +258,7 @@ def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
 def test_a_source_that_changes_meanwhile_is_not_taken(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    copy = local_copy._Copying._copy
+    copy = copied_files._Copying._copy
 
     def change(self: object, source: Path, target: Path, size: int) -> None:
         if when == "after":
@@ -266,7 +267,7 @@ def test_a_source_that_changes_meanwhile_is_not_taken(
         if when == "before":
             copy(self, source, target, size)
 
-    monkeypatch.setattr(local_copy._Copying, "_copy", change)
+    monkeypatch.setattr(copied_files._Copying, "_copy", change)
     copies = copies_in(tmp_path)
     with pytest.raises(OSError, match="changed while it was copied"):
         copies.take(model)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.runs import HANG_S
 from tests.unit.core.test_placement import config
-from yatt.adapters import local_copy
+from yatt.adapters import copied_files, local_copy
 from yatt.adapters.files import read_or_none, unsealed_any
 from yatt.adapters.ledger import ENDED, STOP, note
 from yatt.adapters.staged import load_on_node, note_copies, on_node
@@ -95,7 +95,7 @@ def test_a_filesystem_that_stands_still_costs_its_limit(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands = threading.Event()
-    monkeypatch.setattr(local_copy, "parts_of", lambda _: [stands.wait(HANG_S)][:0])
+    monkeypatch.setattr(copied_files, "parts_of", lambda _: [stands.wait(HANG_S)][:0])
     said: list[str] = []
     assert staging(str(tmp_path), said, limit_s=1).run([source]) == {}
     assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from its original place"]
@@ -118,7 +118,7 @@ def test_a_disk_that_stands_still_at_the_end_holds_nobody(
 
 
 def test_a_defect_costs_a_line(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_copy, "parts_of", lambda _: raises(ValueError("odd")))
+    monkeypatch.setattr(copied_files, "parts_of", lambda _: raises(ValueError("odd")))
     said: list[str] = []
     assert staging(str(tmp_path), said).run([source]) == {}
     assert said == [f"{source} is not copied (ValueError: odd); it is read from its original place"]

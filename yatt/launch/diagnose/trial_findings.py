@@ -63,9 +63,8 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
             about, what, "Write another `interface`; ask the administrators about a firewall between nodes."
         )
     if facts.stage:
-        yield warn(
-            about, f"{facts.stage}.", "Write a folder on a local disk of each node, or remove `stage`."
-        )
+        cure = "Write a folder on a local disk of each node, an archive that it can read, or remove `stage`."
+        yield warn(about, f"{facts.stage}.", cure)
     if facts.gpus < demand.gpus_per_node:
         what = f"the task sees {facts.gpus} GPUs; {demand.gpus_per_node} were requested."
         yield fail(about, what, "Check gpus_directive and srun_args.")
