@@ -27,12 +27,14 @@ class RewardTable:
         groups_N: number of the prompt group of each sample, int64; samples need not be sorted.
         lengths_N: completion tokens of each sample, int64.
         penalties_T: subtracted from the reward at its token (KL in the reward), float; None: no penalties.
+        is_masked_N: samples that are not trained on, bool; their rewards count in their groups. None: none.
     """
 
     rewards_N: Tensor
     groups_N: Tensor
     lengths_N: Tensor
     penalties_T: Tensor | None = None
+    is_masked_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> 
         As in verl, a group of one sample has no baseline: its reward is its advantage.
     """
     if estimator == "reinforce_plus_plus":
-        return _whitened(_discounted_returns(table, gamma)).float()
+        return _whitened(_discounted_returns(table, gamma), table).float()
     returns_N = _returns(table)
     groups = _group_statistics(returns_N, table.groups_N)
     centered_N = returns_N - groups.means_N
@@ -69,7 +71,7 @@ def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> 
         centered_N = centered_N * groups.sizes_N / (groups.sizes_N - 1).clamp(min=1)
     advantages_T = centered_N.repeat_interleave(table.lengths_N)
     if estimator == "reinforce_plus_plus_baseline":
-        advantages_T = _whitened(advantages_T)
+        advantages_T = _whitened(advantages_T, table)
     return advantages_T.float()
 
 
@@ -115,7 +117,12 @@ def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
     return paid_T
 
 
-def _whitened(values_T: Tensor) -> Tensor:
-    """Returns the values scaled to mean 0 and unbiased variance 1 over all tokens."""
-    variance = values_T.var() if len(values_T) > 1 else values_T.new_ones(())
-    return (values_T - values_T.mean()) * torch.rsqrt(variance + VARIANCE_FLOOR)
+def _whitened(values_T: Tensor, table: RewardTable) -> Tensor:
+    """Returns the values scaled to mean 0 and unbiased variance 1 over all tokens that are trained on."""
+    trained_T = values_T
+    if table.is_masked_N is not None:
+        trained_T = values_T[~table.is_masked_N.repeat_interleave(table.lengths_N)]
+    if not len(trained_T):
+        return torch.zeros_like(values_T)
+    variance = trained_T.var() if len(trained_T) > 1 else values_T.new_ones(())
+    return (values_T - trained_T.mean()) * torch.rsqrt(variance + VARIANCE_FLOOR)

@@ -106,6 +106,11 @@ class MicroBatch:
     lengths_N: Tensor
     packed: PackedSequences | None
 
+    @property
+    def is_trained_T(self) -> Tensor:
+        """Whether each token is trained on, bool; those of masked samples are not."""
+        return self.weights_T > 0
+
 
 def sample_of(rollout: Rollout, start: int) -> TrainSample:
     """Decodes one received rollout into arrays."""

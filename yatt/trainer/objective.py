@@ -66,7 +66,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums over the tokens of micro-batches, named by SUMS, float64 [13]; and the largest difference."""
+    """Sums over the tokens of micro-batches, named by SUMS, float64 [13]; and the largest difference. Those
+    from `pg_loss` to `kept` are of the tokens that are trained on: neither rejected nor of masked samples."""
 
     sums: Tensor
     largest_diff: Tensor
@@ -112,9 +113,18 @@ class Objective:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
         logprobs_T, entropy_T = self._reader(micro, given)
-        view, weights_T = view_of(micro, target, logprobs_T), micro.weights_T
+        view, weights_T, is_trained_T = (
+            view_of(micro, target, logprobs_T),
+            micro.weights_T,
+            micro.is_trained_T,
+        )
         if target.kept is not None:
-            entropy_T, weights_T = entropy_T[target.kept.index_K], target.kept.weights_K
+            index_K = target.kept.index_K
+            entropy_T, weights_T, is_trained_T = (
+                entropy_T[index_K],
+                target.kept.weights_K,
+                is_trained_T[index_K],
+            )
         policy = self._algorithm.loss(view)
         losses_T = policy.losses_T
         corrected = self._corrected(micro, target, logprobs_T)
@@ -131,8 +141,7 @@ class Objective:
             loss = loss + self._kl_coef * (kl_T * weights_T).sum()
         old_T = logprobs_T if target.old_T is None else target.old_T
         diff_T = probability_differences(old_T, micro.sampler_T)
-        parts = [
-            pg_loss,
+        of_trained = [
             policy.is_clipped_T,
             policy.is_dual_clipped_T,
             policy.approx_kl_T,
@@ -142,6 +151,10 @@ class Objective:
             corrected.weights_T.double().square(),
             corrected.is_limited_T,
             torch.ones_like(entropy_T),
+        ]
+        parts = [
+            pg_loss,
+            *(part * is_trained_T for part in of_trained),
             diff_T,
             diff_T.double().square(),
             torch.ones_like(diff_T),

@@ -89,7 +89,7 @@ def _judged(section: AlgorithmSection, micro: MicroBatch, target: Target) -> _Ve
 
 def _counted(micro: MicroBatch, verdict: _Verdict) -> Tensor:
     """The counts of a micro-batch on this rank; samples are counted by the first context-parallel rank."""
-    is_trained_T, kept_T = micro.weights_T > 0, verdict.kept_T
+    is_trained_T, kept_T = micro.is_trained_T, verdict.kept_T
     lengths_S, kept_S = micro.lengths_N, verdict.kept_S
     tokens = [torch.ones_like(kept_T), kept_T, is_trained_T, is_trained_T & kept_T]
     samples = [torch.ones_like(lengths_S), (kept_S > 0) | (lengths_S == 0), kept_S < lengths_S]

@@ -38,7 +38,8 @@ def sample_advantages(facts: Sequence[SampleFact], advantages_F: Tensor) -> byte
 def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[str, float]:
     """Metrics of the passes: token means over all optimizer steps; step means of loss and gradient norm.
 
-    Rejected tokens are only in the means of the differences between sampler and trainer.
+    Tokens that are not trained on, rejected ones and those of masked samples, are only in the means of the
+    differences between sampler and trainer.
 
     `rollout_corr/rollout_is_eff_sample_size` is the effective sample size of the importance weights w, as a
     share of the tokens: (sum w)^2 / (n sum w^2); Kish (1965). 1 means that all weights are equal.

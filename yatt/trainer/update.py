@@ -283,6 +283,7 @@ def _advantages(
         groups_N=torch.tensor([fact.prompt_group for fact in facts], dtype=torch.int64),
         lengths_N=lengths_N,
         penalties_T=penalties_F,
+        is_masked_N=torch.tensor([fact.is_masked for fact in facts]),
     )
     return learner.algorithm.advantages(table), kl_penalty
 

@@ -5,7 +5,7 @@ out in plain Python for the first optimizer step, where the policy is its own ol
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -52,10 +52,13 @@ def kept_of(rejection: dict, each: list[float]) -> list[bool]:
 
 
 def paper_gradient(
-    model_folder: Path, algorithm: dict, *, has_observations: bool = False, num_steps: int = 2
-) -> dict[str, torch.Tensor]:
+    model_folder: Path, algorithm: dict, *, has_observations: bool = False, num_steps: int = 2,
+    masked: Collection[int] = (),
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Gradient of the first of so many mini-batches under Hugging Face names, float32."""
-    model, loss = _loss(model_folder, algorithm, share=1 / num_steps, has_observations=has_observations)
+    model, loss = _loss(
+        model_folder, algorithm, share=1 / num_steps, has_observations=has_observations, masked=masked
+    )
     loss.backward()
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return dict(
@@ -63,12 +66,37 @@ def paper_gradient(
     )
 
 
-def paper_loss(model_folder: Path, algorithm: dict) -> float:
+def paper_loss(model_folder: Path, algorithm: dict, masked: Collection[int] = ()) -> float:
     """Loss of all samples as one mini-batch."""
-    return _loss(model_folder, algorithm, share=1.0)[1].item()
+    return _loss(model_folder, algorithm, share=1.0, masked=masked)[1].item()
 
 
-def _loss(model_folder: Path, algorithm: dict, *, share: float, has_observations: bool = False):
+def mean_entropy(model_folder: Path, rejection: dict, masked: Collection[int] = ()) -> float:
+    """Mean entropy of all tokens that are neither rejected nor of masked samples, by the definition."""
+    import transformers
+
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float(), []
+    for number, rollout in enumerate(samples(1)[1]):
+        (prompt, completion) = (m.unpack_ids(turn.token_ids) for turn in rollout.turns)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        logs = torch.log_softmax(logits / TEMPERATURE, -1)
+        each = [math.exp(p) for p in ratio_logs(logs, completion, rollout)]
+        kept = kept_of(rejection, each) if number not in masked else [False] * len(completion)
+        entropies = (-(logs.exp() * logs).sum(-1)).tolist()
+        found += [value for value, is_kept in zip(entropies, kept, strict=True) if is_kept]
+    return sum(found) / len(found)
+
+
+def ratio_logs(logs: torch.Tensor, completion: Sequence[int], rollout: m.Rollout) -> list[float]:
+    sampler = m.unpack_floats(rollout.turns[1].logprobs)
+    return [row[token].item() - q for row, token, q in zip(logs, completion, sampler, strict=True)]
+
+
+def _loss(
+    model_folder: Path, algorithm: dict, *, share: float, has_observations: bool = False,
+    masked: Collection[int] = (),
+):  # fmt: skip
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
@@ -84,7 +112,7 @@ def _loss(model_folder: Path, algorithm: dict, *, share: float, has_observations
         kept = torch.tensor(kept_of(algorithm.get("rejection", {}), each))
         ratio = (logprobs - logprobs.detach()).exp()
         rows.append((-gain * ratio * weights)[kept])
-    return model, aggregated(algorithm["loss_agg_mode"], rows)
+    return model, aggregated(algorithm["loss_agg_mode"], rows, masked)
 
 
 def saved(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -99,11 +127,12 @@ def saved(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
             yield f"{head}.{number}.{part}.weight", expert.chunk(len(parts))[index]
 
 
-def aggregated(mode: str, rows: list[torch.Tensor]) -> torch.Tensor:
-    """The mini-batch's loss from the token losses of the samples that have any left."""
-    rows = [row for row in rows if len(row)]
+def aggregated(mode: str, rows: list[torch.Tensor], masked: Collection[int] = ()) -> torch.Tensor:
+    """The mini-batch's loss from the token losses of the samples that have any left. As in TRL, a masked
+    sample counts in a mean over samples, its tokens do not count in one over tokens."""
     if mode == "token-mean":
-        return torch.cat(rows).mean()
+        return torch.cat([row for number, row in enumerate(rows) if number not in masked]).mean()
+    rows = [row * (number not in masked) for number, row in enumerate(rows) if len(row)]
     sums = torch.stack([row.sum() for row in rows])
     if mode == "seq-mean-token-mean":
         sums = torch.stack([row.mean() for row in rows])

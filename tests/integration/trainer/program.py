@@ -278,7 +278,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient(*, goes_on: bool = True) -> None:
-        order = train_order(1, num_steps, has_observations=at.has_observations)
+        order = train_order(1, num_steps, at.masked, has_observations=at.has_observations)
         target = at.folder / f"{argument}.safetensors"
         work = functools.partial(worker.handle, order)
         if answer := write_first_gradient(worker._policy, work, target, goes_on=goes_on):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.integration.trainer.conftest import run_world
-from tests.integration.trainer.paper_losses import paper_gradient, paper_loss
+from tests.integration.trainer.paper_losses import mean_entropy, paper_gradient, paper_loss
 from tests.integration.trainer.test_layouts import CP, GRADIENT, PP, TP, largest_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
@@ -48,18 +48,18 @@ assert {*CASES} == {"reject-token"}.union(*PAIRS.values())
 
 LEVELS, RULES = ("token", "sequence", "geometric"), ("truncate", "mask")
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-MATRIX = {
-    f"{rejected}-then-{rule}-{level}": case(
-        mode, {"rule": rule, "level": level, **(RANGE if rule == "mask" else {"high": 1.05})},
-        level=rejected, **RANGE,
-    )
-    for (rejected, rule, level), mode in zip(
-        itertools.product(LEVELS, RULES, LEVELS), itertools.cycle(MODES)
-    )
-}  # fmt: skip
-"""Each rejection with each correction: the weights are those of whole sequences, whatever is rejected."""
+MATRIX, MASKS = {}, {}
+"""Each rejection with each correction: weights are those of whole sequences, whatever is rejected. In every
+second one some samples are not trained on."""
+for one, two, three in itertools.product(range(3), range(2), range(3)):
+    rejected, rule, level, mode = LEVELS[one], RULES[two], LEVELS[three], MODES[(one + three) % 3]
+    bounds = RANGE if rule == "mask" else {"high": 1.05}
+    name = f"{rejected}-then-{rule}-{level}"
+    MATRIX[name] = case(mode, {"rule": rule, "level": level, **bounds}, level=rejected, **RANGE)
+    MASKS[name] = (1, 4, 9) if (one + two + three) % 2 else ()
 
 WITH_LOSS = ("truncate-token", "reject-token", "reject-token-by-sample", "reject-sequence")
+MASKED = (0, 5, 11)
 
 LEARN = [["train", 1], ["train", 2], ["publish", "final"]]
 ADAPTIVE = {"kl_in": "reward", "kl_target": 1e-4, "kl_horizon": 50.0, "kl_coef": 0.3}
@@ -70,17 +70,19 @@ def alone(shallow, tmp_path_factory):
     qwen3 = str(shallow["qwen3"])
     folder = tmp_path_factory.mktemp("alone")
     jobs = [
-        {"name": name, "model": qwen3, "algorithm": algorithm, "actions": GRADIENT}
+        {"name": name, "model": qwen3, "algorithm": algorithm, "actions": GRADIENT,
+         "masked": MASKS.get(name, ())}
         for name, algorithm in {**CASES, **MATRIX}.items()
-    ]
+    ]  # fmt: skip
     jobs += [
         {"name": f"{name}-learn", "model": qwen3, "algorithm": CASES[name], "actions": LEARN}
         for name in ("reject-token",)
     ]
     jobs += [
-        {"name": f"{name}-loss", "model": qwen3, "algorithm": CASES[name], "actions": [["train", 1]],
-         "layout": {"mini_batch_size": 4}}
+        {"name": f"{name}-loss{of}", "model": qwen3, "algorithm": CASES[name], "actions": [["train", 1]],
+         "layout": {"mini_batch_size": 4}, "masked": masked}
         for name in WITH_LOSS
+        for of, masked in (("", ()), ("-masked", MASKED))
     ]  # fmt: skip
     store = str(folder / "adaptive-store")
     common = {"model": qwen3, "algorithm": ADAPTIVE, "store": store}
@@ -143,15 +145,31 @@ def test_the_gradient_is_the_papers(alone, papers, name):
 def test_the_gradient_is_the_papers_for_each_rejection_with_each_correction(alone, shallow):
     far = {}
     for name, algorithm in MATRIX.items():
-        paper = paper_gradient(shallow["qwen3"], algorithm)
+        paper = paper_gradient(shallow["qwen3"], algorithm, masked=MASKS[name])
         far[name] = largest_difference(alone[name].tensors("first"), paper)
     assert {name: value for name, value in far.items() if value >= 1e-5} == {}
 
 
+def test_masks_are_in_each_kind_of_the_matrix():
+    kinds = {
+        (value, bool(MASKS[name]))
+        for name, algorithm in MATRIX.items()
+        for value in (
+            algorithm["loss_agg_mode"], ("reject", algorithm["rejection"]["level"]),
+            algorithm["correction"]["rule"], ("correct", algorithm["correction"]["level"]),
+        )
+    }  # fmt: skip
+    assert len(kinds) == 2 * (3 + 3 + 2 + 3)
+
+
+@pytest.mark.parametrize("masked", [(), MASKED], ids=["", "masked"])
 @pytest.mark.parametrize("name", WITH_LOSS)
-def test_the_reported_loss_is_the_papers_whatever_is_rejected(alone, shallow, name):
-    (metrics,) = alone[f"{name}-loss"].notes[0]["metrics"]
-    assert metrics["actor/pg_loss"] == pytest.approx(paper_loss(shallow["qwen3"], CASES[name]), abs=1e-5)
+def test_the_reported_loss_and_entropy_are_of_the_tokens_that_are_trained_on(alone, shallow, name, masked):
+    (metrics,) = alone[f"{name}-loss{'-masked' if masked else ''}"].notes[0]["metrics"]
+    loss = paper_loss(shallow["qwen3"], CASES[name], masked)
+    assert metrics["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
+    entropy = mean_entropy(shallow["qwen3"], CASES[name].get("rejection", {}), masked)
+    assert metrics["actor/entropy"] == pytest.approx(entropy, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,6 +1,8 @@
 """Every estimator against a reference written from its paper, sample by sample, in plain Python."""
 
+import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -96,6 +98,23 @@ def test_reinforce_plus_plus_baseline_whitens_the_group_difference():
     torch.testing.assert_close(
         advantages("reinforce_plus_plus_baseline", table()), torch.tensor(expected), atol=1e-6, rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_whitening_is_over_the_tokens_that_are_trained_on(estimator):
+    """The rewards of masked samples count in their groups all the same."""
+    masked = [index % 3 == 1 for index in range(len(REWARDS))]
+    values = returns_to_go([0.0] * len(PENALTIES), 1.0)
+    if estimator.endswith("baseline"):
+        values = spread([dr_grpo(index, REWARDS) for index in range(len(REWARDS))])
+    trained = [value for value, is_masked in zip(values, spread(masked), strict=True) if not is_masked]
+    mean, std = statistics.mean(trained), math.sqrt(statistics.variance(trained) + 1e-8)
+    got = advantages(estimator, replace(table(), is_masked_N=torch.tensor(masked)))
+    assert got.tolist() == pytest.approx([(value - mean) / std for value in values], abs=1e-6)
+    nobody = replace(table(), is_masked_N=torch.zeros(len(REWARDS), dtype=torch.bool))
+    assert torch.equal(advantages(estimator, nobody), advantages(estimator, table())), "bit for bit"
+    everyone = replace(table(), is_masked_N=torch.ones(len(REWARDS), dtype=torch.bool))
+    assert not advantages(estimator, everyone).any()
 
 
 def test_a_sample_without_tokens_has_no_advantage_and_harms_nobody():
