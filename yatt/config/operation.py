@@ -355,6 +355,9 @@ class LoggingSection:
     samples_per_iteration: Annotated[int, COUNT_OR_NONE] = 4
     """Number of samples per iteration in samples.jsonl, for the report."""
 
+    samples_file_bytes: Annotated[int, between(4096, MOST_BYTES)] = 64 << 20
+    """Size at which samples.jsonl loses its older half."""
+
     print_sample_every: Annotated[int, COUNT_OR_NONE] = 0
     """`yatt run` and `yatt resume` print a sample, with its reward, of each iteration that this divides;
     0: none. It is one of samples.jsonl."""

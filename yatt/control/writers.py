@@ -1,8 +1,10 @@
 """The writer threads of one controller."""
 
 import logging
+from pathlib import Path
 
 from yatt.adapters.segments import Rotation
+from yatt.adapters.shortened import ShortenedFile
 from yatt.adapters.writer import BackgroundWriter
 from yatt.control.node import Node
 
@@ -27,9 +29,16 @@ class Writers:
     """
 
     def __init__(self, node: Node) -> None:
-        section = node.config.logging
+        section, samples = node.config.logging, node.paths.samples
         rotation = Rotation(node.paths.events, section.events_file_bytes, section.events_files)
-        self.lines = BackgroundWriter(place=rotation.place)
+        shortened = ShortenedFile(samples, section.samples_file_bytes)
+
+        def place(path: Path) -> Path:
+            if path == samples:
+                shortened.shorten()
+            return rotation.place(path)
+
+        self.lines = BackgroundWriter(place=place)
         self.groups = BackgroundWriter()
         self.rollouts = BackgroundWriter()
 
