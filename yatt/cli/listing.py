@@ -19,10 +19,19 @@ ANSWER_S = 1.2
 """Timeout of the call to Slurm. Without an answer, the list shows only what the run folders contain."""
 
 
-def print_runs(folders: list[Path]) -> int:
-    """Lists the runs in these folders; without folders, all runs that this user has started."""
+MOST_KNOWN = 20
+"""Number of runs that are listed if no folder is named: each is read."""
+
+
+def print_runs(folders: list[Path], *, is_all: bool = False) -> int:
+    """Lists the runs in these folders; without folders, the newest runs that this user has started.
+
+    Args:
+        is_all: without folders, all of them.
+    """
     roots = list(dict.fromkeys(root for folder in folders for root in _runs_in(folder)))
-    runs = [RunPaths(root) for root in (roots if folders else known_runs())]
+    roots, num_older = (roots, 0) if folders else _known(is_all=is_all)
+    runs = [RunPaths(root) for root in roots]
     with ThreadPoolExecutor(max_workers=1) as pool:  # query Slurm while the folders are read
         asked = pool.submit(queued_views, runs, Slurm(), ANSWER_S)
         totals = [_total(paths) for paths in runs]
@@ -39,7 +48,16 @@ def print_runs(folders: list[Path]) -> int:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
         sys.stdout.write("  ".join([*cells, printable(row[4])]) + "\n")
+    if num_older:
+        sys.stdout.write(f"and {num_older} older {'run' if num_older == 1 else 'runs'}: yatt list --all\n")
     return 0
+
+
+def _known(*, is_all: bool) -> tuple[list[Path], int]:
+    """Returns this user's runs, oldest first, and how many older ones are left out."""
+    roots = known_runs()
+    num_older = 0 if is_all else max(0, len(roots) - MOST_KNOWN)
+    return roots[num_older:], num_older
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:

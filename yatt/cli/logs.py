@@ -19,7 +19,11 @@ def add_logs(commands: "Parsers") -> None:
     command.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
     command.add_argument("--since", default="", metavar="TIME", help="10m, 2h, 14:30 or 2026-01-31T14:30")
     command.add_argument("--attempt", type=int, default=0, help="attempt (default: the newest)")
-    command.add_argument("--all", action="store_true", help="also INFO lines of libraries and progress bars")
+    command.add_argument(
+        "--all",
+        action="store_true",
+        help="also INFO lines and harmless warnings of libraries, and progress bars",
+    )
     command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
     command.add_argument(
         "-n", "--lines", type=int, default=0, help="last lines (default: 200; with --since: 10000)"

@@ -156,8 +156,29 @@ def _say(text: str) -> None:
 
 
 def watch(run: Path) -> int:
-    """Follows a run until it ends, or until Ctrl-C."""
-    view = open_view(run)
+    """Follows a run until it ends, or until Ctrl-C. Waits for one that is not there yet.
+
+    Raises:
+        ConfigError: it is no run folder.
+    """
+    try:
+        _wait_for_run(run)
+        return _follow(open_view(run))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _wait_for_run(run: Path) -> None:
+    """Waits for a run folder that is missing: it is made by the start. One that is there is not waited for,
+    nor one whose parent is missing."""
+    if run.exists() or not run.absolute().parent.is_dir():
+        return
+    _say(f"there is no folder {run.absolute()} yet: waiting for the run to start (Ctrl-C to end)")
+    while not RunPaths(run).config.exists():
+        time.sleep(REFRESH_S)
+
+
+def _follow(view: RunView) -> int:
     console = Screen(view) if sys.stdout.isatty() else Console(view)
     asked_s, said = -JOB_S, ""
     try:
@@ -173,7 +194,5 @@ def watch(run: Path) -> int:
                 if state in OVER or state.startswith("cut off"):
                     return 0
             time.sleep(REFRESH_S)
-    except KeyboardInterrupt:
-        return 0
     finally:
         console.close()

@@ -58,10 +58,11 @@ def _add_slurm(commands: "Parsers") -> None:
     attach.add_argument("node", type=int, nargs="?", default=0, help="node of the run (0: the leader's)")
     attach.add_argument("--do", nargs=argparse.REMAINDER, default=[], help="run a command, not a shell")
     attach.set_defaults(action=_attach)
-    listing = commands.add_parser("list", help="list your runs")
+    listing = commands.add_parser("list", help="list your newest runs")
     listing.add_argument(
         "folders", type=Path, nargs="*", default=[], help="run folders, or parents of run folders"
     )
+    listing.add_argument("--all", action="store_true", help="without folders: all your runs")
     listing.set_defaults(action=_list)
 
 
@@ -199,4 +200,4 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from yatt.cli.listing import print_runs
 
-    return print_runs(arguments.folders)
+    return print_runs(arguments.folders, is_all=arguments.all)

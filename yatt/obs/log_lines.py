@@ -1,7 +1,8 @@
 """Reads the logs of a run's processes: time and level of each line, filters, and the end of large files.
 
 A line without a time continues the line before it, and has its time. Of libraries, only warnings and errors
-are shown by default: their other lines, and progress bars, say little about a run. A log can have anything in
+are shown by default: their other lines, warnings that come in each run, and progress bars say little about a
+run. A log can have anything in
 it: a line that is too long is cut, bytes that are no text are replaced, and no error is raised.
 """
 
@@ -40,6 +41,23 @@ LIBRARIES = {
 }  # fmt: skip
 """First names of loggers whose lines below a warning are left out."""
 
+HARMLESS = (
+    "sleep mode is not supported on CPU",  # weights are loaded again, and memory is given back without it
+    "RotaryEmbedding: Failed to load weights",  # it has none
+    "Model Runner V2 requires Triton",
+    "Triton is not installed",
+    "TORCH_COMPILE_DISABLE is set",  # nothing is compiled on CPU, and with rollout.enforce_eager
+    "Enforce eager set",
+    "Inductor compilation was disabled by user settings",
+    "Passing raw prompts to InputProcessor is deprecated",
+    "does not officially support disabling chunked prefill",  # seeded sampling on CPU needs it
+    "The global random seed is set to",  # each request has a seed of its own
+    "NUMA binding: Using MEMBIND policy",
+    "Unknown vLLM environment variable detected: VLLM_DIST_IDENT",  # vLLM's own
+)
+"""Parts of warnings that libraries give in each run on CPU, and that ask for nothing."""
+
+_HARMLESS = re.compile("|".join(map(re.escape, HARMLESS)))
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _ALARMING = re.compile(r"traceback|error|fatal|terminate|abort|kill|\[rank|\[[WEF]\d{4}", re.IGNORECASE)
 """In a line that may be a failure: a library's message of several lines is left out, but not this."""
@@ -55,7 +73,7 @@ class LogFilter:
         level: least level; lines whose level is unknown are shown.
         text: part of the line; empty: any.
         since_s: least time, in seconds since 1970.
-        is_all: also INFO lines of libraries, and progress bars.
+        is_all: also INFO lines and harmless warnings of libraries, and progress bars.
     """
 
     level: int = 0
@@ -95,6 +113,8 @@ class LogLines:
         head = _head(text, self.at_s)
         is_progress = not self._chosen.is_all and _PROGRESS.search(text) is not None
         if head is None:
+            if not self._chosen.is_all and _HARMLESS.search(text) is not None:
+                return False
             is_new = bool(text) and not text[0].isspace() and self._is_wanted(text)
             is_new = is_new and (not self._is_in_noise or _ALARMING.search(text) is not None)
             self._is_shown = self._is_shown or (is_new and not is_progress)
@@ -130,8 +150,8 @@ def _head(text: str, before_s: float) -> _Head | None:
     if (match := _OURS.match(plain)) is not None:
         at_s = _seconds(match["time"].replace(",", "."))
         level = LEVELS.get(match["level"] or match["early"] or "", 0)
-        is_noise = (match["logger"] or "").partition(".")[0] in LIBRARIES and level < LEVELS["WARNING"]
-        return None if at_s is None else _Head(at_s, level, is_noise)
+        is_library = (match["logger"] or "").partition(".")[0] in LIBRARIES
+        return None if at_s is None else _Head(at_s, level, is_library and _is_noise(level, plain))
     if (match := _VLLM.match(plain)) is not None:
         year = datetime.fromtimestamp(before_s).year
         times = [_seconds(f"{each}-{match['time']}") for each in (year - 1, year, year + 1)]
@@ -139,8 +159,14 @@ def _head(text: str, before_s: float) -> _Head | None:
             (each for each in times if each is not None), key=lambda t: abs(t - before_s), default=None
         )
         level = LEVELS[match["level"]]
-        return None if at_s is None else _Head(at_s, level, level < LEVELS["WARNING"], False)
+        return None if at_s is None else _Head(at_s, level, _is_noise(level, plain), False)
     return None
+
+
+def _is_noise(level: int, text: str) -> bool:
+    """Whether a library's line says little about a run."""
+    is_harmless = level == LEVELS["WARNING"] and _HARMLESS.search(text) is not None
+    return level < LEVELS["WARNING"] or is_harmless
 
 
 def _seconds(text: str) -> float | None:

@@ -91,6 +91,23 @@ def test_all_lines_are_printed_if_that_is_asked_for(paths, capsys) -> None:
     assert "rollout-n0s0.1: Writing model shards: 100%|##| 1/1 [00:00<00:00]" in lines
 
 
+def test_warnings_that_come_in_each_run_are_left_out_and_others_are_not(paths, capsys) -> None:
+    head = "(MainProcess pid=7) WARNING 11-26 16:40:53"
+    harmless = [f"{head} [cpu_worker.py:180] {part}, ignore it." for part in log_lines.HARMLESS]
+    bare = "[W1126 16:40:53.1 utils.cpp:68] Warning: NUMA binding: Using MEMBIND policy for memory"
+    shown = [
+        f"{head} [cpu_worker.py:180] memory is low",
+        f"{head.replace('WARNING', 'ERROR')} [x.py:1] RotaryEmbedding: Failed to load weights",
+        "2026-11-26T16:40:54+00:00 WARNING yatt.x a sample: RotaryEmbedding: Failed to load weights",
+        "Traceback (most recent call last):", '  File "x.py"', "RuntimeError: died",
+    ]  # fmt: skip
+    put(paths, "rollout-n0s0.1", "\n".join([*harmless, *shown[:4], bare, *shown[4:]]) + "\n")
+    lines = printed(capsys, paths, role="rollout", level=log_lines.LEVELS["WARNING"])
+    assert [line.partition(": ")[2] for line in lines] == shown
+    whole = printed(capsys, paths, role="rollout", is_all=True)
+    assert len(whole) == len(harmless) + len(shown) + 1
+
+
 def test_a_traceback_that_nothing_logged_is_shown_whatever_the_level(paths, capsys) -> None:
     put(paths, "rollout-n0s0.1", ENGINE.replace("WARNING", "INFO"))
     lines = printed(capsys, paths, level=log_lines.LEVELS["ERROR"], role="rollout")

@@ -10,9 +10,11 @@ import pytest
 from tests.damage import DAMAGES, a_folder, empty, removed, truncated
 from tests.obs_runs import event, make_run, metrics
 from yatt.adapters.lines import Tail, make_ready, read_records
+from yatt.cli import listing, look
 from yatt.cli.listing import print_runs
 from yatt.cli.log_printing import Chosen, print_logs
 from yatt.cli.look import status
+from yatt.errors import ConfigError
 from yatt.launch.known import known_file, known_runs, remember
 from yatt.obs.console import Console, duration
 from yatt.obs.events import reason_of_end
@@ -234,3 +236,32 @@ def test_a_number_that_is_not_finite_is_named(run, capsys):
     assert status(run.root, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["reward"], told["step_s"], told["eta_s"]) == ("NaN", "Infinity", None)
+
+
+def test_watch_waits_for_a_run_that_has_not_started(tmp_path, capsys, monkeypatch):
+    """Whoever has just typed `yatt submit`, or opens a second terminal, need not try again."""
+    (tmp_path / "elsewhere").mkdir()
+    ready = make_run(tmp_path / "elsewhere", rows=metrics(3)).root
+    begins = [
+        lambda: (tmp_path / "run").mkdir(),
+        lambda: [path.rename(tmp_path / "run" / path.name) for path in ready.iterdir()],
+    ]
+    monkeypatch.setattr(look.time, "sleep", lambda _: begins.pop(0)())
+    monkeypatch.setattr(look, "_follow", lambda view: len(view.refresh()))
+    assert look.watch(tmp_path / "run") == 3 and not begins
+    assert "waiting for the run to start" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="not a run folder"):
+        look.watch(tmp_path / "mistyped" / "run")
+
+
+def test_the_newest_runs_are_listed_and_the_rest_counted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for number in range(listing.MOST_KNOWN + 3):
+        (tmp_path / f"{number:02}").mkdir()
+        remember(make_run(tmp_path / f"{number:02}", rows=metrics(1)).root)
+    assert print_runs([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == listing.MOST_KNOWN + 2 and lines[-1] == "and 3 older runs: yatt list --all"
+    assert "/03/" in lines[1] and "/22/" in lines[-2]
+    assert print_runs([], is_all=True) == 0
+    assert len(capsys.readouterr().out.splitlines()) == listing.MOST_KNOWN + 4
