@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from tests.runs import LOADED, ROOT, command, run_to_end, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
+from tests.small_environments import make_environment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 USERS = ("yatt", "scancel")
@@ -41,7 +43,7 @@ def carried_out(line: str, cluster: Cluster, folder: Path, **words: str) -> str:
 
 def test_all_commands_are_of_a_kind_that_is_run_here() -> None:
     kinds = {line.split()[0].removeprefix("slurm/").partition("/")[0] for line in commands()}
-    assert kinds == {*USERS, "srun", "make", "testcluster", "."}
+    assert kinds == {*USERS, "srun", "tar", "make", "testcluster", "."}
 
 
 def test_the_commands_for_users(cluster: Cluster, tmp_path: Path) -> None:
@@ -84,6 +86,15 @@ def test_the_filesystem_check(cluster: Cluster, tmp_path: Path) -> None:
         "tools/check_fs.py": f"{ROOT}/tools/check_fs.py",
     }
     carried_out(line, cluster, tmp_path, **words)
+
+
+def test_the_environment_is_packed(cluster: Cluster, tmp_path: Path) -> None:
+    """What is unpacked from it is tried in `tests/slurm/test_local_disks.py`."""
+    (line,) = [line for line in commands() if line.startswith("tar")]
+    make_environment(tmp_path / "yatt")
+    carried_out(line.replace("/shared/envs", str(tmp_path)), cluster, tmp_path)
+    with tarfile.open(tmp_path / "yatt.tar") as archive:
+        assert "./pyvenv.cfg" in archive.getnames()
 
 
 @pytest.fixture
