@@ -88,6 +88,12 @@ class HetExecutor(slurm.SlurmExecutor):  # type: ignore[misc]
         self._keeps_job = keeps_job(site)
         self._script: Path | None = None
 
+    @classmethod
+    def affinity(cls) -> int:
+        """Makes no condition: the script can be shown where there is no Slurm, and `submit` says what is
+        missing."""
+        return 2
+
     def add_dependency(self, dependency: str) -> None:
         """Adds a dependency to the site's; it applies to the whole job, so it goes to the first component."""
         more = self._components[0].setdefault("additional_parameters", {})

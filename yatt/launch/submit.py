@@ -56,7 +56,7 @@ def submit_run(
     """
     config = with_store(with_made_data(completed(config)), site)
     if dry_run:
-        return show_job(config, _checked(config, site), after)
+        return show_job(config, _checked(config, site, may_lack_slurm=True), after)
     submit_job(config, site, take_over=take_over, after=after)
     return EXIT_FINISHED
 
@@ -106,10 +106,10 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     return 0
 
 
-def _checked(config: RunConfig, site: SiteConfig) -> JobPlan:
+def _checked(config: RunConfig, site: SiteConfig, *, may_lack_slurm: bool = False) -> JobPlan:
     preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
     show_doubts(config)
-    return plan_job(config, site, Resized())
+    return plan_job(config, site, Resized(), may_lack_slurm=may_lack_slurm)
 
 
 def are_engines_here(site: SiteConfig) -> bool:
@@ -126,10 +126,21 @@ def with_store(config: RunConfig, site: SiteConfig) -> RunConfig:
     return replace(config, checkpoint=replace(config.checkpoint, url=url, storage_options=options))
 
 
-def plan_job(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
-    """Returns the job plan, after checking that the cluster can run it."""
+def plan_job(
+    config: RunConfig, site: SiteConfig, resized: Resized, *, may_lack_slurm: bool = False
+) -> JobPlan:
+    """Returns the job plan, after checking that the cluster can run it.
+
+    Args:
+        may_lack_slurm: where no controller answers, the plan is for a cluster that starts heterogeneous jobs,
+            and a note says that nothing of the cluster was checked.
+    """
     wanted = effective(config, site, resized)
+    template_of(site)  # report a bad template before anything is created
     snapshot = take_snapshot(Slurm())
+    if may_lack_slurm and snapshot.config is None:
+        sys.stderr.write("yatt: note: no Slurm controller answers here: nothing of the cluster was checked\n")
+        return _plan(site, resized, layout_of(wanted, site, can_het=True))
     found = findings(snapshot, site, demands_of(wanted))
     found += folder_findings(site, wanted, nodes=snapshot.nodes)
     found += [*findings_here(site), *variable_findings(site, wanted, os.environ)]
@@ -139,8 +150,10 @@ def plan_job(config: RunConfig, site: SiteConfig, resized: Resized) -> JobPlan:
     for finding in found:
         if finding.level == "warn":
             sys.stderr.write(f"yatt: warning: {finding.about}: {finding.what} {finding.cure}\n")
-    template_of(site)  # report a bad template before anything is created
-    layout = layout_of(wanted, site, can_het=starts_het_jobs(snapshot.config or {}))
+    return _plan(site, resized, layout_of(wanted, site, can_het=starts_het_jobs(snapshot.config or {})))
+
+
+def _plan(site: SiteConfig, resized: Resized, layout: str) -> JobPlan:
     return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
 
 
