@@ -27,6 +27,7 @@ from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_
 from yatt.evaluation.samples import EvaluatedSamples
 from yatt.launch.data_files import made_folder, with_made_data
 from yatt.launch.device import device_of
+from yatt.launch.folder import refuse_strangers_run
 from yatt.launch.preflight import check_evaluation
 from yatt.models.folder import CONFIG
 from yatt.paths import RunPaths
@@ -214,6 +215,8 @@ def _config_of_model(arguments: argparse.Namespace, options: EvalOptions) -> Run
 def _source_of_run(arguments: argparse.Namespace, run: Path) -> EvalSource:
     _refuse_bare(_bare(arguments), "a run has its own; write section.key=value")
     paths = RunPaths(run)
+    if not arguments.like:
+        refuse_strangers_run(paths)
     own = load_run(paths)
     config = load([arguments.like], []) if arguments.like else own
     config = _with_length(config, arguments)

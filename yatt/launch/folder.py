@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pwd
 import shutil
 import sys
 from functools import partial
@@ -27,6 +28,9 @@ from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattE
 from yatt.launch.completed import config_of
 from yatt.launch.folder_wait import FolderWait
 from yatt.paths import RunPaths
+
+TRUSTED = "YATT_TRUSTED_OWNERS"
+"""Environment variable with names of users, separated by commas, whose runs this user goes on with."""
 
 
 def check_folder(config: RunConfig) -> RunPaths:
@@ -165,10 +169,11 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
     """Returns the paths and the config of an existing run.
 
     Raises:
-        ConfigError: it is not a run folder, or was moved.
+        ConfigError: it is not a run folder, was moved, or is another user's.
     """
     paths = RunPaths(folder.absolute())
     paths.check_is_run()
+    refuse_strangers_run(paths)
     check_unedited(paths)
     config = load_run(paths)
     if Path(config.run.dir) != paths.root:
@@ -177,6 +182,26 @@ def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
         )
     share_with(config.run.share)
     return paths, config
+
+
+def refuse_strangers_run(paths: RunPaths) -> None:
+    """A run's functions run as whoever goes on with it, and its folder says where they are.
+
+    Raises:
+        ConfigError: folder or config are of another user, whom `TRUSTED` does not name.
+    """
+    trusted = os.environ.get(TRUSTED, "").split(",")
+    for owner in {path.stat().st_uid for path in (paths.root, paths.config)} - {os.getuid()}:
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = str(owner)
+        if name not in trusted:
+            raise ConfigError(
+                f"{paths.root} is a run of the user {name}: its functions would run as you. If you trust "
+                f"them, set {TRUSTED}={name}. A run of your own can start from its checkpoints "
+                "(run.from_checkpoint)."
+            )
 
 
 def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:

@@ -1,6 +1,7 @@
 """The run folder at the start: a stranger's folder is neither used nor changed."""
 
 import os
+import pwd
 import shutil
 import stat
 from dataclasses import fields, replace
@@ -13,12 +14,20 @@ import zmq.auth
 from tests.obs_runs import make_run
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
+from yatt.cli.look import status
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.errors import ConfigError
 from yatt.launch.completed import completed
-from yatt.launch.folder import check_folder, open_attempt, open_folder
+from yatt.launch.folder import (
+    check_folder,
+    open_attempt,
+    open_existing,
+    open_folder,
+    refuse_strangers_run,
+)  # fmt: skip
 from yatt.launch.folder_wait import FolderWait
+from yatt.paths import RunPaths
 
 
 def config_in(tmp_path: Path, **run: str):
@@ -164,3 +173,24 @@ def test_the_second_of_two_first_starts_hears_that_another_has_made_the_folder(t
     other = replace(loser, run=replace(loser.run, seed=loser.run.seed + 1))
     with pytest.raises(ConfigError, match=r"run\.seed: was 0, is 1"):
         check_folder(other)
+
+
+def test_another_users_run_is_not_gone_on_with_unless_they_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config names functions, which would run as this user; looking at it needs no trust."""
+    root = make_run(tmp_path).root
+    assert open_existing(root)[0].root == root
+    mine, name = os.getuid(), pwd.getpwuid(os.getuid()).pw_name
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    for call in (lambda: open_existing(root), lambda: refuse_strangers_run(RunPaths(root))):
+        with pytest.raises(
+            ConfigError, match=rf"is a run of the user {name}: .* set YATT_TRUSTED_OWNERS={name}"
+        ):
+            call()
+    assert status(root, as_json=True) == 0
+    monkeypatch.setenv("YATT_TRUSTED_OWNERS", f"somebody,{name}")
+    assert open_existing(root)[0].root == root
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
+    with pytest.raises(ConfigError, match=f"of the user {mine}:"):
+        open_existing(root)
