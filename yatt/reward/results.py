@@ -5,11 +5,17 @@ import numbers
 from dataclasses import dataclass, field
 from typing import Any
 
+from yatt.printable import printable
+
 MOST_SCORE = 1e9
 """Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
 
 MOST_PRED = 1000
 """Characters of an answer that are compared."""
+
+
+MOST_NAME = 100
+"""Characters of a measurement's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ def read_one(result: Any) -> Result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
     result = {name: _plain(value) for name, value in result.items()}
     extra = {
-        encodable(str(name)): float(value)
+        printable(encodable(str(name)))[:MOST_NAME]: float(value)
         for name, value in result.items()
         if name != "score" and _is_measure(value)
     }

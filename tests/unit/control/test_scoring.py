@@ -18,7 +18,7 @@ from yatt.config.load import load
 from yatt.control.gpus.engines import ABORTED
 from yatt.control.rollouts.groups import SampleState, new_group
 from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.scoring import MOST_MEASURES, Scorer
 from yatt.control.rollouts.subject import Subject
 from yatt.core.reasons import cause_of
 from yatt.core.verdict import parse
@@ -114,6 +114,23 @@ def test_function_and_genrm_both_score(tmp_path: Path) -> None:
     assert sample.scores == {"digits": 0.25, "judge": 1.0}
     assert sample.extras == {"digits/length": 2.0}
     assert sample.verdicts == {"judge": "Y"} and not sample.failed
+
+
+def test_names_of_numbers_are_bounded_so_that_a_sample_is_no_curve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = iter(range(1000))
+    bench = Bench(
+        tmp_path, [], lambda _: m.Scored(score=1.0, extra={"same": 1.0, f"of {next(numbers)}": 2.0})
+    )
+    seen: set[str] = set()
+    for _ in range(100):
+        bench.sample.extras = {}
+        asyncio.run(bench.scorer._call_function("digits", bench.subject))
+        assert "digits/same" in bench.sample.extras
+        seen |= bench.sample.extras.keys()
+    assert len(seen) == MOST_MEASURES and "of 0" in str(seen) and "of 70" not in str(seen)
+    assert caplog.text.count("those of more are left out") == 1
 
 
 def test_an_unreadable_verdict_is_asked_again_warmer_and_with_another_seed(tmp_path: Path) -> None:

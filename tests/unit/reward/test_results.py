@@ -25,3 +25,8 @@ def test_several_numbers_are_no_number() -> None:
 def test_a_list_of_them() -> None:
     assert read_list(torch.tensor([1.0, 2.0]), 2) == [Result(1.0), Result(2.0)]
     assert read_list([np.float16(1), {"score": torch.tensor(2.0)}], 2) == [Result(1.0), Result(2.0)]
+
+
+def test_a_numbers_name_is_printable_and_short() -> None:
+    found = read_one({"score": 1, "a\x1b[2J\nb": 2, "long" * 100: 3, "\ud800": 4}).extra
+    assert all(name.isprintable() and len(name) <= 100 for name in found) and len(found) == 3

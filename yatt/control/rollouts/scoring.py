@@ -7,7 +7,8 @@ are counted; a failure never becomes a zero by default. A score of weight 0 is o
 missing, this is counted and has no other effect.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.batches import Batches
@@ -31,6 +32,10 @@ MACHINES = (WorkerFailed, DeadlineExceeded, OSError)
 """Failures that no text and no function caused; OSError: this machine cannot start a thread."""
 
 NOT_APPLICABLE = "the function has no score for it"
+MOST_MEASURES = 64
+"""Names of further numbers that one function may give; each is a curve. Others are left out, with a line."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class Scorer:
@@ -54,6 +59,7 @@ class Scorer:
             max_tokens=config.rollout.max_response_tokens, buffer_tokens=section.overlong_buffer_tokens,
             factor=section.overlong_penalty_factor, masks_truncated=section.mask_truncated,
         )  # fmt: skip
+        self._measures: dict[str, dict[str, None]] = {}
         self.weights = {r.name: r.weight for r in config.rewards} | {g.name: g.weight for g in config.genrms}
         """Weight of each score in the reward."""
 
@@ -157,9 +163,24 @@ class Scorer:
             sample.unmeasured = {**sample.unmeasured, name: NOT_APPLICABLE}
             return
         sample.scores = {**sample.scores, name: answer.score}
-        extras = {f"{name}/{key}": value for key, value in answer.extra.items()}
-        sample.extras = {**sample.extras, **extras}
+        if answer.extra:
+            known = self._known_measures(name, answer.extra)
+            extras = {f"{name}/{key}": value for key, value in answer.extra.items() if key in known}
+            sample.extras = {**sample.extras, **extras}
         subject.preds[name] = answer.pred
+
+    def _known_measures(self, name: str, found: Iterable[str]) -> Collection[str]:
+        """Returns the first names of a function's numbers, these included as far as there is room."""
+        known = self._measures.setdefault(name, {})
+        for key in found:
+            if key not in known and len(known) < MOST_MEASURES:
+                known[key] = None
+                if len(known) == MOST_MEASURES:
+                    _LOG.warning(
+                        "reward '%s' gives numbers of %d names; those of more are left out: a name that is "
+                        "made of a sample's content is a curve for each sample", name, MOST_MEASURES,
+                    )  # fmt: skip
+        return known
 
     def _failed(self, name: str, subjects: Sequence[Subject], why: str, *, is_users: bool) -> None:
         kind, first = "genrm" if name in self._genrms else "reward", subjects[0]
