@@ -49,6 +49,9 @@ def inventory(checkpoints: Checkpoints) -> list[StoredCheckpoint]:
         found.append(entry)
     for commit in refused(commits, adopted):
         found.append(replace(_entry(checkpoints, commit, is_next=False), state=STALE))
+    if any(entry.fault for entry in found):  # retention may have deleted some of them meanwhile
+        there = checkpoints.commits()
+        found = [each for each in found if not each.fault or Commit(each.iteration, each.attempt) in there]
     found += _unfinished(checkpoints, commits)
     return sorted(found, key=lambda entry: (entry.iteration, entry.attempt), reverse=True)
 

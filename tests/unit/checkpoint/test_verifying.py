@@ -10,6 +10,8 @@ from yatt.checkpoint.inventory import inventory
 from yatt.checkpoint.manifest import Checkpoints
 from yatt.checkpoint.manifest_format import sealed_manifest
 from yatt.checkpoint.verifying import files_of, size_of, verify
+from yatt.core.checkpoint_names import manifest_name
+from yatt.core.claims import Commit
 from yatt.errors import CheckpointError, StoreUnreachable
 
 NAME = "manifests/00000001.000001.json"
@@ -147,3 +149,18 @@ def test_the_list_says_what_is_whole_damaged_stale_and_unfinished(store, model):
     ]  # fmt: skip
     assert entries[1].fault == f"{newest.files[0].path} is missing"
     assert entries[2].size_bytes == size_of(Checkpoints(store, 0).read(entries[2].name))
+
+
+def test_a_checkpoint_that_is_deleted_while_the_list_is_made_is_not_damaged(store, model, monkeypatch):
+    checkpoints = Checkpoints(store, 1)
+    checkpoints.adopt(None)
+    for iteration in (1, 2, 3):
+        save(store, model, iteration=iteration)
+    reader, read = Checkpoints(store, 0), Checkpoints.read
+
+    def retained(self, name):
+        store.delete(manifest_name(Commit(1, 1)))
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoints, "read", retained)
+    assert [(entry.iteration, entry.state) for entry in inventory(reader)] == [(3, "whole"), (2, "whole")]

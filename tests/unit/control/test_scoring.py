@@ -238,3 +238,12 @@ def test_an_interrupted_question_is_no_failure_and_is_asked_again(tmp_path: Path
     asyncio.run(scene())
     assert bench.sample.scores == {"digits": 0.25, "judge": 1.0}
     assert len({sample.request_id for sample in bench.asked}) == len(bench.asked) == 2 * votes
+
+
+def test_a_question_without_tokens_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """An empty completion in a template that has nothing else: no engine takes an empty prompt."""
+    bench = Bench(tmp_path, [], good, template="{completion}", chat=False)
+    bench.sample.text = ""
+    failed = bench.score().failed
+    assert "the question to GenRM 'judge' has no tokens; write words into its template" in failed
+    assert not bench.asked

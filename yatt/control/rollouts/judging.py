@@ -120,6 +120,9 @@ class Judge:
         if genrm.name in self._services:
             return await self._services[genrm.name].complete("".join(p.text for p in parts), ask, structure)
         prompt_ids = await self._encoded(genrm, list(parts))
+        if not prompt_ids:
+            why = f"the question to GenRM '{genrm.name}' has no tokens; write words into its template"
+            return Said(text="", finish_reason=REFUSED, error=why)
         sample = m.Sample(
             request_id=request_id or self._new_id(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
