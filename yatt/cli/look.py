@@ -106,7 +106,7 @@ def _print_slabs(summary: dict[str, Any]) -> None:
 def _print_account(account: Account) -> None:
     if words := account.in_words():
         _say(f"  goodput     {words}")
-    if account.saves is not None and account.saves.is_far:
+    if account.saves is not None and account.saves.is_founded and account.saves.is_far:
         _say(f"  saves       {saves_in_words(account.saves)}")
 
 

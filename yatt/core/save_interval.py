@@ -53,6 +53,10 @@ class SaveCosts:
     running_s: float
 
 
+LEAST_S = 3600.0
+"""Time without a failure after which its lack says something."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
     """The suggested interval.
@@ -72,6 +76,11 @@ class Suggestion:
     mtbf_s: float
     is_assumed: bool
     measured: SaveCosts
+
+    @property
+    def is_founded(self) -> bool:
+        """Whether there is anything to conclude from: a failure, or `LEAST_S` without one."""
+        return self.measured.failures > 0 or self.measured.running_s >= LEAST_S
 
     @property
     def is_far(self) -> bool:

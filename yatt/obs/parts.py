@@ -139,8 +139,9 @@ def goodput_part(seconds: dict[str, float]) -> str:
 
 
 def saves_part(saves: Suggestion | None) -> str:
-    """Returns the suggested interval of saves; a warning if the present one is far from it."""
-    if saves is None:
+    """Returns the suggested interval of saves, once there is something to conclude from; a warning if the
+    present one is far from it."""
+    if saves is None or not saves.is_founded:
         return ""
     warn = " warn" if saves.is_far else ""
     return f'<p class="say{warn}">Saves: {shown(saves_in_words(saves))}.</p>'

@@ -58,10 +58,12 @@ def sentences(history: SlabHistory, keys: Sequence[Key]) -> list[str]:
     found = []
     if known and (took_s := statistics.mean(seconds for seconds, _ in known)) > 0:
         bound_s = statistics.mean(bound_s for _, bound_s in known)
+        is_split = len(roles_of(batches)) > 1
         found.append(
             f"Sampling and judging a batch took {took_s:.1f} s on average, in the last {len(known)} measured "
             f"batches. Without idle engines the same work would have taken {bound_s:.1f} s "
-            f"({bound_s / took_s:.0%}): no split of these slabs can be faster with engines as full as these."
+            f"({bound_s / took_s:.0%})"
+            f"{': no split of these slabs can be faster with engines as full as these' if is_split else ''}."
         )
     if errors := [error for key in keys[-LAST:] if (error := _error(history, key)) is not None]:
         off = statistics.median(errors)

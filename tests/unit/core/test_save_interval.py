@@ -1,6 +1,7 @@
 """The suggested interval of saves: Young's formula, its limits, and what is certain."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -85,3 +86,12 @@ def test_measurements_count_failures_that_lost_work_and_the_time_that_saves_took
     assert (found.num_saves, found.stall_s, found.upload_s) == (9, 3.0, 6.0)
     assert (found.step_s, found.running_s) == (30.0, 900.0)
     assert measured([], None).num_saves == 0
+
+
+def test_nothing_is_concluded_from_a_short_run_without_a_failure() -> None:
+    def is_founded(failures: int, running_s: float) -> bool:
+        return suggestion(
+            replace(SEEN, failures=failures, running_s=running_s), every=8, every_s=0
+        ).is_founded
+
+    assert not is_founded(0, 79.0) and is_founded(0, 3600.0) and is_founded(1, 79.0)
