@@ -27,6 +27,7 @@ NAMES = (
     "start",
     "restarts",
     "slow_growth",
+    "environment_opens",
     "checkpoint",
     "publication",
     "media",
