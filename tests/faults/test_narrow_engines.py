@@ -119,7 +119,9 @@ def test_an_engine_that_stands_still_is_ended_alone(tmp_path: Path, wide: RunFil
     assert [(e["worker"], "was not heard of for 10 s" in e["cause"]) for e in expired] == [
         (f"{FIRST}.1", True)
     ]
-    assert started(run) == ["genrm-judge-n0s0.1", f"{FIRST}.1", f"{FIRST}.2", f"{SECOND}.1"]
+    again = [name for name in started(run) if name.startswith(FIRST)]
+    assert again[0] == f"{FIRST}.1" and len(again) == 2, "a start that came to nothing has a number too"
+    assert {*started(run)} - {*again} == {"genrm-judge-n0s0.1", f"{SECOND}.1"}
     check_as_wide(run, wide)
 
 

@@ -5,11 +5,12 @@ since the subject is Slurm: every sample decides all of the state (adr/0073), an
 torch. `test_forms.py` has the real trainer.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,15 @@ from pathlib import Path
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    if not (Path(__file__).parent / "hurry").exists():
+    folder = Path(__file__).parent
+    if not (folder / "hurry").exists():
         time.sleep(0.2)
+    while (folder / "hold").exists():
+        time.sleep(0.05)
     return sum(c in "abcdefghijklm" for c in solution_str) / 8
 """
-"""The reward of `tests.runs`, with eight completions in about 1.6 s until `SubmittedRun.hurry`."""
+"""The reward of `tests.runs`, with eight completions in about 1.6 s until `SubmittedRun.hurry`; it waits in
+`SubmittedRun.held`."""
 
 
 PACED_REWARD = SLOW_REWARD.replace("sleep(0.2)", "sleep(0.05)")
@@ -117,6 +122,14 @@ class SubmittedRun:
     def hurry(self) -> None:
         """Iterations of a run with `SLOW_REWARD` are as fast as they can be from now on."""
         (self.file.folder / "hurry").touch()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The run stands still in an iteration, however long the commands of a test take."""
+        hold = self.file.folder / "hold"
+        hold.touch()
+        yield
+        hold.unlink()
 
     @property
     def launcher(self) -> int:

@@ -8,24 +8,15 @@ from typing import Any
 import pytest
 from submitit.core.utils import FailedJobError
 
-from tests.runs import HANG_S, REWARD, RunFile, command, kill, popen, start, wait_for, yatt
+from tests.runs import HANG_S, RunFile, command, kill, popen, start, wait_for, yatt
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import ITERATIONS, SubmittedRun, ends, metrics_of
+from tests.slurm.jobs import ITERATIONS, SLOW_REWARD, SubmittedRun, ends, metrics_of
 from yatt.adapters.ledger import attempts
 from yatt.launch.executor import HetJob
 from yatt.launch.stacks import of_node
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 BLOCKER = "#!/bin/bash\nsleep 300\n"
-
-
-def slow_run(cluster: Cluster, folder: Path, settings: dict[str, Any] | None = None) -> SubmittedRun:
-    """The run of the reference, with a reward that takes its time over the same result."""
-    folder.mkdir(exist_ok=True)
-    lines = REWARD.strip().splitlines()
-    slow = ["import time", "", *lines[:2], "    time.sleep(0.1)", *lines[2:]]
-    (folder / "reward.py").write_text("\n".join(slow) + "\n")
-    return SubmittedRun(cluster, folder, settings)
 
 
 def status(run: SubmittedRun) -> dict[str, Any]:
@@ -42,7 +33,7 @@ def waiting_run(cluster: Cluster, run: SubmittedRun) -> tuple[str, int]:
 
 
 def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_path, monkeypatch) -> None:
-    run = slow_run(cluster, tmp_path, {"trainer": {"total_iterations": 40}})  # longer than all looks
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     root = str(run.paths.root)
     job_id, blocker = waiting_run(cluster, run)
     run._wait(lambda: "waits until enough nodes are free" in status(run)["why"], 20, "the reason")
@@ -58,25 +49,30 @@ def test_a_run_can_be_looked_at_before_during_and_after(cluster: Cluster, tmp_pa
     assert watch.stdout.readline() == "waiting: Resources: waits until enough nodes are free\n"
     cluster.call("scancel", str(blocker))
     run.wait_step(2)
-    during = status(run)
-    assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
-    assert set(during["holders"].values()) == {"trainer", "rollout"}
-    assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
-    listed = run.yatt("list").stdout.splitlines()
-    assert listed[1].split()[:2] == [job_id, "RUNNING"]
-    assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
+    with run.held():
+        during = status(run)
+        assert (during["state"], during["attempt"], during["job"]["state"]) == ("running", 1, "RUNNING")
+        assert set(during["holders"].values()) == {"trainer", "rollout"}
+        assert f"attempt 1 of job {job_id}, restart 0" in run.yatt("logs", root, "--role", "job").stdout
+        listed = run.yatt("list").stdout.splitlines()
+        assert listed[1].split()[:2] == [job_id, "RUNNING"]
+        assert run.yatt("list", str(tmp_path)).stdout.splitlines()[1].split()[0] == job_id
 
-    check_stacks(run, job_id, monkeypatch)
-
+        check_stacks(run, job_id, monkeypatch)
+    run.hurry()
     run.wait_finished(job_id)
     after = run.yatt("status", root).stdout
     assert f"{root}: finished, attempt 1\n" in after
     assert "pid" not in after, "no worker is left to tell of"
-    assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == ["COMPLETED", "40/40", "finished"]
+    assert run.yatt("list").stdout.splitlines()[1].split()[1:4] == [
+        "COMPLETED",
+        f"{ITERATIONS}/{ITERATIONS}",
+        "finished",
+    ]
     assert watch.wait(timeout=HANG_S) == 0
     logs.terminate()
     seen, log = watch.communicate()[0], logs.communicate()[0]
-    assert "iteration 40/40" in seen
+    assert f"iteration {ITERATIONS}/{ITERATIONS}" in seen
     assert seen.endswith("finished\n")
     assert "iteration 1: rollout" in log
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
@@ -105,7 +101,7 @@ def followed(run: SubmittedRun, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, reference, tmp_path) -> None:
-    run = slow_run(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     root = str(run.paths.root)
     first = run.submit()
     run.wait_step(2)
@@ -124,11 +120,13 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
 
     second = resumed(run)
     run.wait_step(ended["committed"] + 2)
-    assert run.yatt("cancel", root, "--now").returncode == 0
-    cluster.wait_state(int(second), "CANCELLED")
+    with run.held():
+        assert run.yatt("cancel", root, "--now").returncode == 0
+        cluster.wait_state(int(second), "CANCELLED")
     assert status(run)["state"] == f"cut off: job {second} is CANCELLED"
     wrong = run.yatt("resume", root, "--set", "partitio=high")
     assert (wrong.returncode, "Did you mean 'partition'" in wrong.stderr) == (2, True)
+    run.hurry()
     third = resumed(run, "--set", "time_limit_min=9", "--set", "partition=high")
     job = cluster.show_job(int(third))
     assert (job["TimeLimit"], job["Partition"]) == ("00:09:00", "high")
@@ -159,11 +157,12 @@ def test_a_waiting_run_is_cancelled_before_it_began(cluster: Cluster, tmp_path: 
 
 
 def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference, tmp_path) -> None:
-    run = slow_run(cluster, tmp_path)
+    run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     root = str(run.paths.root)
     run.submit()
     run.wait_step(3)
     assert run.yatt("cancel", root).returncode == 0
+    run.hurry()
     committed = attempts(run.paths)[0].ended["committed"]
     too_many = run.yatt("resume", root, "--nodes", "3", "--trainer-nodes", "3")
     assert too_many.returncode == 2
@@ -195,7 +194,7 @@ def test_sizes_that_do_not_divide_are_refused_on_resume(cluster: Cluster, tmp_pa
 
 def test_a_run_that_gives_up_ends_its_job_with_93(cluster: Cluster, tmp_path, monkeypatch) -> None:
     settings = {"run": {"max_attempts_without_progress": 1}, "checkpoint": {"save_every": 100}}
-    run = slow_run(cluster, tmp_path, settings)
+    run = SubmittedRun(cluster, tmp_path, settings, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
     assert kill(run.pid("trainer-n0"))
