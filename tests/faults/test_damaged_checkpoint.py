@@ -75,14 +75,15 @@ def test_with_no_whole_checkpoint_left_the_run_ends_and_says_so_instead_of_start
     tmp_path: Path,
 ) -> None:
     run = interrupted(tmp_path)
-    for manifest in manifests(run):
+    damaged = manifests(run)  # three that are kept, and perhaps one that was to be deleted when it was killed
+    for manifest in damaged:
         flip_last_bit(run, manifest)
     before = len(events(run, "attempt.start"))
     done = yatt("run", str(run.write()))
     assert done.returncode == 93, done.stdout + done.stderr
     assert "no checkpoint of this run can be restored" in done.stdout
     assert "is not what was saved" in done.stdout
-    assert len(events(run, "ckpt.skip")) == 3
+    assert len(events(run, "ckpt.skip")) == len(damaged) >= 3
     assert len(events(run, "attempt.start")) - before == 2, "one attempt of two controllers"
     assert not any(event["iteration"] == 0 for event in events(run, "attempt.resume")[1:])
 
