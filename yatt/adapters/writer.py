@@ -26,8 +26,8 @@ AT_ONCE = 512
 """Maximum number of lines of one file per write."""
 
 BETWEEN_S = 0.02
-"""Least time between two writes: of a thousand lines a second, each would open the file and wake the thread.
-A line after a pause is written at once."""
+"""Least time between two rounds of writes: of a thousand lines a second, each would open the file and wake
+the thread. A round has all that waits when it begins; a line after a pause is written at once."""
 
 
 @dataclass(slots=True)
@@ -133,6 +133,7 @@ class BackgroundWriter:
                 self._arrival.notify()
 
     def _run(self) -> None:
+        num_left = 0  # jobs of this round
         while True:
             with self._arrival:
                 self._is_idle = True
@@ -140,7 +141,9 @@ class BackgroundWriter:
                 self._is_idle = False
                 if self._is_closing:
                     return
+                num_left = num_left or len(self._jobs)
                 self._batch = self._taken()
+                num_left = max(0, num_left - len(self._batch.jobs))
             while not self._is_over(self._batch):
                 self._failing_since_s = self._failing_since_s or clock.monotonic_s()
                 with self._arrival:
@@ -150,7 +153,8 @@ class BackgroundWriter:
             with self._arrival:
                 self._batch = None
                 self._changed.notify_all()
-                self._arrival.wait_for(lambda: self._num_flushing or self._is_closing, BETWEEN_S)
+                if not num_left:
+                    self._arrival.wait_for(lambda: self._num_flushing or self._is_closing, BETWEEN_S)
 
     def _taken(self) -> _Batch:
         """Takes the first job, and following lines of the same file. From now on they are not dropped."""

@@ -153,6 +153,30 @@ def test_lines_that_are_lost_while_a_write_hangs_are_told_afterwards(
     assert max(record["seconds"] for record in late) > 0
 
 
+def test_lines_of_several_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Events, samples and metrics take turns. With a pause after each turn, a run with short iterations had
+    more and more lines in memory."""
+    writer, gate = BackgroundWriter(), threading.Event()
+    waits: list[float | None] = []
+    waiting = writer._arrival.wait_for
+
+    def counted(condition: Callable[[], object], timeout_s: float | None = None) -> object:
+        waits.append(timeout_s)
+        return waiting(condition, timeout_s)
+
+    writer._arrival.wait_for = counted
+    writer.call(gate.wait)
+    for number in range(300):
+        writer.append(tmp_path / f"{number % 3}.jsonl", json.dumps({"number": number}))
+    gate.set()
+    paths = [tmp_path / f"{name}.jsonl" for name in range(3)]
+    wait_for(lambda: sum(len(read_records(path)[0]) for path in paths) == 300, what="all lines")
+    assert waits.count(writer_module.BETWEEN_S) <= 2
+    assert writer.close(HANG_S)
+    for name, path in enumerate(paths):
+        assert [record["number"] for record in read_records(path)[0]] == list(range(name, 300, 3))
+
+
 LOG_AND_END = """
 import logging, os, sys
 from yatt.adapters.log_thread import logging_by_a_thread
