@@ -41,5 +41,8 @@ def _lines_after(path: Path, begin: int) -> Iterator[bytes]:
     with open_regular(path) as file:
         file.seek(begin)
         file.readline()  # the rest of one
+        if file.tell() >= os.fstat(file.fileno()).st_size:  # of the last one, which is very long: it stays
+            file.seek(0)
+            file.seek(file.read(begin).rfind(b"\n") + 1)
         while data := file.read(CHUNK_BYTES):
             yield data

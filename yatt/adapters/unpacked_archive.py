@@ -14,14 +14,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from yatt.adapters.copied_files import GivenUp, has_size
 
 LIST = ".yatt-members.json"
-"""File of the copy that lists its regular files with their sizes; written last."""
+"""File of the copy that lists sizes of its regular files and targets of its links; written last."""
+
+REWRITTEN = "__pycache__"
+"""Folder of files that Python itself writes again if they are stale; they are not listed."""
 
 CHUNK_BYTES = 1 << 20
-DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError)
+DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError, OverflowError)
 
 
 @dataclass(slots=True)
@@ -60,11 +64,12 @@ class UnpackedArchive:
         return [str(self.source), self.size, self.changed_ns, self.leaf]
 
     def is_whole(self, copy: Path) -> bool:
-        """Whether all regular files exist with the right sizes; after a crash they may not."""
+        """Whether all files exist with the right sizes, and all links; after a crash they may not."""
         try:
-            sizes: dict[str, int] = json.loads((copy / LIST).read_bytes())
-            return all(has_size(copy / name, size) for name, size in sizes.items())
-        except (OSError, ValueError, AttributeError):
+            listed: dict[str, dict[str, Any]] = json.loads((copy / LIST).read_bytes())
+            is_linked = all(os.readlink(copy / name) == to for name, to in listed["links"].items())
+            return is_linked and all(has_size(copy / name, size) for name, size in listed["sizes"].items())
+        except (OSError, ValueError, AttributeError, TypeError, KeyError):
             return False
 
     def num_missing_bytes(self, copy: Path) -> int:  # noqa: ARG002 - it is unpacked from its beginning
@@ -87,7 +92,7 @@ class UnpackedArchive:
                 self.source.open("rb", buffering=CHUNK_BYTES) as file,
                 tarfile.open(fileobj=file, tarinfo=_WholeHeader) as archive,
             ):
-                sizes = _Unpacking(archive, copy, is_over).run()
+                listed = _Unpacking(archive, copy, is_over).run()
         except DAMAGES as error:
             raise OSError(
                 errno.EINVAL, f"it is not a whole tar archive: {error}", str(self.source)
@@ -95,7 +100,7 @@ class UnpackedArchive:
         if UnpackedArchive.of(self.source) != self:
             raise OSError(errno.ESTALE, "changed while it was unpacked", str(self.source))
         with (copy / LIST).open("xb") as file:
-            file.write(json.dumps(sizes).encode())
+            file.write(json.dumps(listed).encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -115,31 +120,40 @@ class _WholeHeader(tarfile.TarInfo):
 
 
 class _Unpacking:
-    """Writes the members below a folder. Links are made last, so that nothing is written through one."""
+    """Writes the members below a folder. Links are made last, when no folder is made any more, so that
+    nothing is made through one."""
 
     def __init__(self, archive: tarfile.TarFile, copy: Path, is_over: Callable[[], bool]) -> None:
         self._archive, self._copy, self._is_over = archive, copy, is_over
-        self._links: list[tuple[Path, str]] = []
+        self._links: dict[Path, str] = {}
         self._sizes: dict[str, int] = {}
 
-    def run(self) -> dict[str, int]:
-        """Returns the size of each regular file by its name."""
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Returns the size of each regular file, and the target of each link, by their names."""
         for member in self._members():
             path = self._copy / _inner(member.name)
             if member.isdir():
                 path.mkdir(parents=True, exist_ok=True)
-            elif member.issym():
-                self._links.append((path, member.linkname))
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a member may come twice: the last one counts
+            self._links.pop(path, None)
+            self._sizes.pop(self._name(path), None)
+            if member.issym():
+                self._links[path] = member.linkname
             elif member.islnk():
                 self._write_again(path, self._copy / _inner(member.linkname))
             elif member.isreg():
                 self._write(path, member)
             else:
                 raise OSError(errno.EINVAL, f"{member.name} is neither a file, a folder nor a link")
-        for path, target in self._links:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        for path, target in self._links.items():
             path.symlink_to(target)
-        return self._sizes
+        links = {self._name(path): target for path, target in self._links.items()}
+        return {"sizes": self._sizes, "links": links}
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._copy))
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
         while (member := self._archive.next()) is not None:
@@ -149,8 +163,6 @@ class _Unpacking:
             self._archive.members.clear()  # type: ignore[attr-defined]  # else it keeps a kilobyte for each
 
     def _write(self, path: Path, member: tarfile.TarInfo) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a member may come twice: the last one counts
         source, left = self._archive.extractfile(member), member.size
         mode = 0o700 if member.mode & 0o100 else 0o600
         with os.fdopen(
@@ -166,13 +178,18 @@ class _Unpacking:
                 left -= len(data)
         # Compiled modules are valid for a source of this time.
         os.utime(path, (member.mtime, member.mtime))
-        self._sizes[str(path.relative_to(self._copy))] = member.size
+        self._list(path, member.size)
 
     def _write_again(self, path: Path, earlier: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+        if earlier in self._links:
+            self._links[path] = self._links[earlier]
+            return
         os.link(earlier, path, follow_symlinks=False)
-        self._sizes[str(path.relative_to(self._copy))] = path.stat().st_size
+        self._list(path, path.stat().st_size)
+
+    def _list(self, path: Path, size: int) -> None:
+        if path.parent.name != REWRITTEN:
+            self._sizes[self._name(path)] = size
 
 
 def _inner(name: str) -> PurePosixPath:

@@ -39,9 +39,10 @@ class _Job:
 
 @dataclass(slots=True)
 class _Batch:
-    """The current write: one call, or lines of one file with the offset of the last try."""
+    """The current write: one call, or lines of one file with the offset of the last try in `place`."""
 
     jobs: list[_Job]
+    place: Path | None = None
     inode: int = 0
     begin: int = 0
     lead: bytes = b""
@@ -187,7 +188,8 @@ class BackgroundWriter:
             first.work()
             return
         assert first.path is not None, "a job is a line or a call"
-        descriptor = os.open(self._place(first.path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        batch.place = batch.place or self._place(first.path)  # once, or what a failed try wrote is not found
+        descriptor = os.open(batch.place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             found = os.fstat(descriptor)
             if found.st_ino == batch.inode:

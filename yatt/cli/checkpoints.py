@@ -166,7 +166,7 @@ def copy_checkpoint(source: Source, url: str, iteration: int, options: Sequence[
 
 def prune_checkpoints(run: Path, changes: dict[str, Any], *, dry_run: bool) -> int:
     """Deletes the checkpoints of a run that its config, or these changes of it, do not keep."""
-    paths, config = open_existing(run)
+    paths, config = open_existing(run, runs_functions=False)
     try:
         policy: CheckpointSection = replace(config.checkpoint, **changes)
     except ValueError as error:

@@ -23,6 +23,7 @@ from yatt.core.checkpoint_names import named_commit
 from yatt.core.claims import Commit
 from yatt.credentials import redacted
 from yatt.errors import CheckpointError, ConfigError
+from yatt.launch.folder import refuse_strangers_run
 from yatt.models.folder import ModelFolder
 from yatt.obs.events import as_event
 from yatt.paths import RunPaths
@@ -161,6 +162,8 @@ def model_folder(source: Source, folder: Path | None, family: Path | None) -> Mo
     section = replace(section, path=str((folder or Path(section.path)).absolute()))
     if family is not None:
         section = replace(section, family=str(family.absolute()))
+    elif section.family and source.paths is not None:  # its file is run
+        refuse_strangers_run(source.paths)
     return ModelFolder(path=Path(section.path), model=model_of_run(section))
 
 

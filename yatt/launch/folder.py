@@ -165,15 +165,19 @@ def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
         skip_attempts(paths, newest)
 
 
-def open_existing(folder: Path) -> tuple[RunPaths, RunConfig]:
+def open_existing(folder: Path, *, runs_functions: bool = True) -> tuple[RunPaths, RunConfig]:
     """Returns the paths and the config of an existing run.
+
+    Args:
+        runs_functions: whether the caller goes on to run the functions that the config names.
 
     Raises:
         ConfigError: it is not a run folder, was moved, or is another user's.
     """
     paths = RunPaths(folder.absolute())
     paths.check_is_run()
-    refuse_strangers_run(paths)
+    if runs_functions:
+        refuse_strangers_run(paths)
     check_unedited(paths)
     config = load_run(paths)
     if Path(config.run.dir) != paths.root:

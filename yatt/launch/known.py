@@ -30,11 +30,12 @@ def remember(root: Path) -> None:
 
 
 def known_runs() -> list[Path]:
-    """Run folders in the list that still exist, oldest first, without duplicates."""
+    """Run folders in the list that still exist, without duplicates: the one that was started last comes
+    last."""
     try:
         with open_regular(known_file()) as file:
             lines = [line.rstrip(b"\n") for line in lines_of(file) if line is not None]
     except OSError:
         return []
-    roots = dict.fromkeys(os.fsdecode(line) for line in lines if line.startswith(b"/"))
-    return [Path(root) for root in roots if os.path.exists(f"{root}/config.yaml")]
+    roots = dict.fromkeys(os.fsdecode(line) for line in reversed(lines) if line.startswith(b"/"))
+    return [Path(root) for root in reversed(roots) if os.path.exists(f"{root}/config.yaml")]

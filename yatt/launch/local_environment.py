@@ -4,6 +4,7 @@ An environment with torch and vLLM has about 80,000 files, and each worker opens
 starts; from a shared filesystem, hundreds of nodes together open millions.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def python_of_copy(copy: Path, env: Mapping[str, str]) -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnusableEnvironment(f"its {python.name} cannot be run: {error}") from error
-    if done.returncode or done.stdout.strip() != str(root):
+    if done.returncode or done.stdout.strip() != os.path.abspath(root):
         last = (done.stderr.strip().splitlines() or [f"it belongs to {done.stdout.strip()}"])[-1]
         raise UnusableEnvironment(f"its {python.name} does not work: {last}")
     return str(python)

@@ -203,13 +203,12 @@ class _Step:
         if _waited_for(partial(record, self.paths, self.attempt - 1, ENDED)).get("exit_code") == EXIT_FAILED:
             staging.say("the previous attempt failed: this attempt reads nothing from stage.folder")
             return sys.executable
-        python = staging.local_python()
         if (copies := staging.run(sources)) or self.is_guest:  # instead of those of the node before
             try:
                 _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
                 staging.say(f"the copies are not used, because they cannot be recorded: {error}")
-        return python
+        return staging.local_python()  # after the models: one that is not unpacked in time begins anew
 
     def _is_stopping(self) -> bool:
         """Whether a signal (received or blocked) or a stop request in the run folder ends this step."""

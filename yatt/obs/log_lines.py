@@ -113,8 +113,8 @@ class LogLines:
         head = _head(text, self.at_s)
         is_progress = not self._chosen.is_all and _PROGRESS.search(text) is not None
         if head is None:
-            if not self._chosen.is_all and _HARMLESS.search(text) is not None:
-                return False
+            if not self._chosen.is_all and text.startswith("[W") and _HARMLESS.search(text) is not None:
+                return False  # a warning of torch, which is whole; any other line may end a traceback
             is_new = bool(text) and not text[0].isspace() and self._is_wanted(text)
             is_new = is_new and (not self._is_in_noise or _ALARMING.search(text) is not None)
             self._is_shown = self._is_shown or (is_new and not is_progress)

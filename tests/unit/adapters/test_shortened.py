@@ -103,3 +103,21 @@ def test_the_writer_of_a_run_shortens_its_samples_only(tmp_path: Path) -> None:
     writers.close()
     assert node.paths.samples.stat().st_size < 2 * MOST_BYTES
     assert len(read_records(node.paths.metrics)[0]) == 300
+
+
+def test_a_last_line_that_is_long_stays(path: Path) -> None:
+    text = json.dumps({STEP: 2, "completion": "c" * 3000})
+    path.write_text(f"{line(1)}\n{text}\n")
+    ShortenedFile(path, 2048).shorten()
+    assert path.read_text() == f"{text}\n"
+
+
+def test_samples_that_wait_for_a_checkpoint_are_sent_though_their_lines_are_gone(path: Path) -> None:
+    file, sent = ShortenedFile(path, MOST_BYTES), Samples(path, last=0)
+    for step in range(1, 120):
+        for _ in range(3):
+            append(path, file, step)
+        assert list(sent.until(0)) == []
+    whole = list(sent.until(119))
+    assert [step for step, _ in whole] == list(range(1, 119))
+    assert {len(samples) for _, samples in whole} == {3}

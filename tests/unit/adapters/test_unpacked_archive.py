@@ -72,7 +72,8 @@ def test_an_archive_is_unpacked_once_with_links_times_and_modes(
 def test_an_unpacked_copy_that_a_crash_has_cut_is_made_anew(copies: LocalCopies, tmp_path: Path) -> None:
     archive = archive_of(tmp_path / "environment.tar", ENVIRONMENT)
     for damage in (
-        lambda copy: os.truncate(copy / "lib/__pycache__/a.pyc", 10),
+        lambda copy: os.truncate(copy / "lib/a.py", 2),
+        lambda copy: (copy / "bin/python3").unlink(),
         lambda copy: os.truncate(copy / LIST, 5),
         lambda copy: (copy / LIST).unlink(),
         lambda copy: (copy / LIST).write_text("[1]"),
@@ -81,7 +82,30 @@ def test_an_unpacked_copy_that_a_crash_has_cut_is_made_anew(copies: LocalCopies,
         damage(copies.unpack(archive))
         copies.release(keep=True)
         copy = copies.unpack(archive)
-        assert (copy / "lib/__pycache__/a.pyc").read_bytes() == PYC and (copy / "nothing").is_file()
+        assert (copy / "lib/a.py").read_bytes() == b"a = 1" and (copy / "nothing").is_file()
+        assert (copy / "bin/python3").is_symlink()
+
+
+def test_what_python_compiles_again_is_no_damage(copies: LocalCopies, tmp_path: Path) -> None:
+    archive = archive_of(tmp_path / "environment.tar", ENVIRONMENT)
+    copy = copies.unpack(archive)
+    (copy / "lib/__pycache__/a.pyc").write_bytes(b"compiled anew")
+    assert copies.unpack(archive) == copy
+    assert (copy / "lib/__pycache__/a.pyc").read_bytes() == b"compiled anew"
+
+
+def test_links_may_come_again_and_have_hard_links(copies: LocalCopies, tmp_path: Path) -> None:
+    """As `cp -al` and `tar -r` leave them."""
+    members = [
+        member("a", kind=tarfile.SYMTYPE, linkname="x"), member("b", kind=tarfile.LNKTYPE, linkname="a"),
+        member("a", kind=tarfile.SYMTYPE, linkname="y"), member("c", b"file"),
+        member("c", kind=tarfile.SYMTYPE, linkname="z"),
+        member("d", kind=tarfile.SYMTYPE, linkname=str(tmp_path / "out")), member("d", b"file"),
+    ]  # fmt: skip
+    copy = copies.unpack(archive_of(tmp_path / "x.tar", members))
+    assert [os.readlink(copy / name) for name in "abc"] == ["y", "x", "z"]
+    assert (copy / "d").read_bytes() == b"file" and not (tmp_path / "out").exists()
+    assert UnpackedArchive.of(tmp_path / "x.tar").is_whole(copy)
 
 
 def test_a_changed_archive_has_another_copy(copies: LocalCopies, tmp_path: Path) -> None:
@@ -105,10 +129,17 @@ def test_the_last_of_two_members_of_one_name_counts(copies: LocalCopies, tmp_pat
         [member("a/../../out", b"x")],
         [member("/OUT", b"x")],
         [member("link", kind=tarfile.SYMTYPE, linkname="OUT"), member("link/out", b"x")],
-        [member("link", kind=tarfile.SYMTYPE, linkname="OUT/out"), member("link", b"x")],
         [member("hard", kind=tarfile.LNKTYPE, linkname="OUT/secret")],
         [member("hard", kind=tarfile.LNKTYPE, linkname="../../../../secret")],
-        [member("a", kind=tarfile.SYMTYPE, linkname="OUT"), member("b", kind=tarfile.LNKTYPE, linkname="a")],
+        [
+            member("link", kind=tarfile.SYMTYPE, linkname="OUT"),
+            member("link/out", kind=tarfile.SYMTYPE, linkname="/x"),
+        ],
+        [
+            member("link", kind=tarfile.SYMTYPE, linkname="OUT"),
+            member("link/out/deep", kind=tarfile.SYMTYPE, linkname="/x"),
+        ],
+        [member("late", b"x", mtime=1 << 70)],
         [member("pipe", kind=tarfile.FIFOTYPE)],
         [member("null", kind=tarfile.CHRTYPE, devmajor=1, devminor=3)],
         [member(LIST, b'{"a": 1}'), member("a", b"x")],

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import re
@@ -175,6 +176,26 @@ def test_lines_of_several_files_do_not_wait_for_each_other(tmp_path: Path) -> No
     assert writer.close(HANG_S)
     for name, path in enumerate(paths):
         assert [record["number"] for record in read_records(path)[0]] == list(range(name, 300, 3))
+
+
+def test_a_line_that_was_written_in_part_is_completed_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the file would be another one by then: a full file is shortened before a write."""
+    places, tries = iter(tmp_path / f"{name}.jsonl" for name in "ab"), []
+    writing = writer_module.os.write
+
+    def failing(descriptor: int, data: bytes) -> int:
+        tries.append(len(data))
+        if len(tries) == 2:
+            raise OSError(errno.ENOSPC, "no space")
+        return writing(descriptor, data[:10] if len(tries) == 1 else data)
+
+    monkeypatch.setattr(writer_module.os, "write", failing)
+    writer = BackgroundWriter(place=lambda _: next(places))
+    writer.append(tmp_path / "any.jsonl", json.dumps({"number": 1, "text": "a line that is cut"}))
+    assert writer.close(HANG_S)
+    assert len(read_records(tmp_path / "a.jsonl")[0]) == 1 and not (tmp_path / "b.jsonl").exists()
 
 
 LOG_AND_END = """

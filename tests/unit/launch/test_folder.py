@@ -15,6 +15,7 @@ from tests.obs_runs import make_run
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
 from yatt.cli.look import status
+from yatt.cli.sources import model_folder, run_source
 from yatt.config.load import load_resolved, resolved_text
 from yatt.config.ranges import FILE
 from yatt.errors import ConfigError
@@ -189,6 +190,11 @@ def test_another_users_run_is_not_gone_on_with_unless_they_are_trusted(
         ):
             call()
     assert status(root, as_json=True) == 0
+    assert open_existing(root, runs_functions=False)[0].root == root
+    source = run_source(root)
+    own_family = replace(source.config, model=replace(source.config.model, family="their.py"))
+    with pytest.raises(ConfigError, match="its functions would run as you"):  # an export, or `eval --like`
+        model_folder(replace(source, config=own_family), None, None)
     monkeypatch.setenv("YATT_TRUSTED_OWNERS", f"somebody,{name}")
     assert open_existing(root)[0].root == root
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])

@@ -99,7 +99,7 @@ def test_warnings_that_come_in_each_run_are_left_out_and_others_are_not(paths, c
         f"{head} [cpu_worker.py:180] memory is low",
         f"{head.replace('WARNING', 'ERROR')} [x.py:1] RotaryEmbedding: Failed to load weights",
         "2026-11-26T16:40:54+00:00 WARNING yatt.x a sample: RotaryEmbedding: Failed to load weights",
-        "Traceback (most recent call last):", '  File "x.py"', "RuntimeError: died",
+        "Traceback (most recent call last):", '  File "x.py"', "ValueError: Model Runner V2 requires Triton.",
     ]  # fmt: skip
     put(paths, "rollout-n0s0.1", "\n".join([*harmless, *shown[:4], bare, *shown[4:]]) + "\n")
     lines = printed(capsys, paths, role="rollout", level=log_lines.LEVELS["WARNING"])

@@ -265,3 +265,6 @@ def test_the_newest_runs_are_listed_and_the_rest_counted(tmp_path, capsys, monke
     assert "/03/" in lines[1] and "/22/" in lines[-2]
     assert print_runs([], is_all=True) == 0
     assert len(capsys.readouterr().out.splitlines()) == listing.MOST_KNOWN + 4
+    remember(tmp_path / "00" / "run")  # it was started again
+    assert print_runs([]) == 0
+    assert "/00/" in capsys.readouterr().out.splitlines()[-2]

@@ -60,6 +60,7 @@ class Scorer:
             factor=section.overlong_penalty_factor, masks_truncated=section.mask_truncated,
         )  # fmt: skip
         self._measures: dict[str, dict[str, None]] = {}
+        self._has_many: set[str] = set()
         self.weights = {r.name: r.weight for r in config.rewards} | {g.name: g.weight for g in config.genrms}
         """Weight of each score in the reward."""
 
@@ -173,13 +174,16 @@ class Scorer:
         """Returns the first names of a function's numbers, these included as far as there is room."""
         known = self._measures.setdefault(name, {})
         for key in found:
-            if key not in known and len(known) < MOST_MEASURES:
+            if key in known:
+                continue
+            if len(known) < MOST_MEASURES:
                 known[key] = None
-                if len(known) == MOST_MEASURES:
-                    _LOG.warning(
-                        "reward '%s' gives numbers of %d names; those of more are left out: a name that is "
-                        "made of a sample's content is a curve for each sample", name, MOST_MEASURES,
-                    )  # fmt: skip
+            elif name not in self._has_many:
+                self._has_many.add(name)
+                _LOG.warning(
+                    "reward '%s' gives numbers of more than %d names; those of more are left out: a name "
+                    "that is made of a sample's content is a curve for each sample", name, MOST_MEASURES,
+                )  # fmt: skip
         return known
 
     def _failed(self, name: str, subjects: Sequence[Subject], why: str, *, is_users: bool) -> None:

@@ -176,11 +176,15 @@ class Samples:
         """Yields step and samples of each iteration before `end` that was not yielded, of its newest
         attempt."""
         found, is_anew = self._tail.read()
-        if is_anew:
-            self._waiting.clear()
+        first, cut = min((sample[STEP] for sample in found), default=-1), list[Record]()
+        if is_anew:  # what comes before its first line was left out of a full file
+            cut = self._waiting.get(first, [])
+            self._waiting = {step: kept for step, kept in self._waiting.items() if step < first}
         for sample in found:
             if sample[STEP] > self._last:
                 self._waiting.setdefault(sample[STEP], []).append(sample)
+        if len(cut) > len(self._waiting.get(first, [])):
+            self._waiting[first] = cut
         for step in sorted(step for step in self._waiting if step < end):
             self._last, waiting = step, self._waiting.pop(step)
             newest = max(map(_attempt, waiting))
