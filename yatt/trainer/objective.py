@@ -152,16 +152,8 @@ class Objective:
             corrected.is_limited_T,
             torch.ones_like(entropy_T),
         ]
-        parts = [
-            pg_loss,
-            *(part * is_trained_T for part in of_trained),
-            diff_T,
-            diff_T.double().square(),
-            torch.ones_like(diff_T),
-        ]
-        sums = torch.stack([part.detach().double().sum() for part in parts])
-        largest = torch.cat([diff_T, diff_T.new_zeros(1)]).max().double()
-        return loss, sums[-1].to(torch.int32), Measured(sums, largest)
+        measured = _measured(pg_loss, of_trained, is_trained_T, diff_T)
+        return loss, measured.sums[-1].to(torch.int32), measured
 
     def _corrected(self, micro: MicroBatch, target: Target, logprobs_T: Tensor) -> ImportanceWeights:
         """The importance weights of the tokens that are left after a rejection. The ratio of a sequence is of
@@ -173,6 +165,25 @@ class Objective:
             return whole
         index_K = target.kept.index_K
         return ImportanceWeights(whole.weights_T[index_K], whole.is_limited_T[index_K])
+
+
+def _measured(pg_loss: Tensor, of_trained: list[Tensor], is_trained_T: Tensor, diff_T: Tensor) -> Measured:
+    """The sums in the order of SUMS.
+
+    Args:
+        of_trained: values of the tokens that are left after a rejection, of which those of masked samples do
+            not count.
+        diff_T: of all tokens.
+    """
+    parts = [
+        pg_loss,
+        *(part.detach() * is_trained_T for part in of_trained),
+        diff_T,
+        diff_T.double().square(),
+        torch.ones_like(diff_T),
+    ]
+    sums = torch.stack([part.detach().double().sum() for part in parts])
+    return Measured(sums, torch.cat([diff_T, diff_T.new_zeros(1)]).max().double())
 
 
 def totals(measured: list[Measured], device: torch.device) -> dict[str, float]:
