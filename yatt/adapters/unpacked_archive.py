@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import shutil
+import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ class UnpackedArchive:
             OSError: it is not a file, or cannot be read.
         """
         found = archive.stat()
-        if not archive.is_file():
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(archive))
         return cls(archive, found.st_size, found.st_mtime_ns)
 

@@ -70,6 +70,7 @@ def resume_run(
         check_inputs_of_resume(config, paths, tells=False)
     check_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
+    remember(paths.root)
     return _run(effective(recorded(folder, list(changes)), SiteConfig(), resized), paths)
 
 

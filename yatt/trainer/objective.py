@@ -113,18 +113,11 @@ class Objective:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
         logprobs_T, entropy_T = self._reader(micro, given)
-        view, weights_T, is_trained_T = (
-            view_of(micro, target, logprobs_T),
-            micro.weights_T,
-            micro.is_trained_T,
-        )
+        view = view_of(micro, target, logprobs_T)
+        weights_T, is_trained_T = micro.weights_T, micro.is_trained_T
         if target.kept is not None:
-            index_K = target.kept.index_K
-            entropy_T, weights_T, is_trained_T = (
-                entropy_T[index_K],
-                target.kept.weights_K,
-                is_trained_T[index_K],
-            )
+            index_K, weights_T = target.kept.index_K, target.kept.weights_K
+            entropy_T, is_trained_T = entropy_T[index_K], is_trained_T[index_K]
         policy = self._algorithm.loss(view)
         losses_T = policy.losses_T
         corrected = self._corrected(micro, target, logprobs_T)

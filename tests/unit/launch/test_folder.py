@@ -1,5 +1,6 @@
 """The run folder at the start: a stranger's folder is neither used nor changed."""
 
+import argparse
 import os
 import pwd
 import shutil
@@ -14,6 +15,7 @@ import zmq.auth
 from tests.obs_runs import make_run
 from yatt.adapters.attempt_claim import claim_attempt
 from yatt.adapters.curve import ENDS, make_keys
+from yatt.cli.evaluating import _source_of_run
 from yatt.cli.look import status
 from yatt.cli.sources import model_folder, run_source
 from yatt.config.load import load_resolved, resolved_text
@@ -191,6 +193,11 @@ def test_another_users_run_is_not_gone_on_with_unless_they_are_trusted(
             call()
     assert status(root, as_json=True) == 0
     assert open_existing(root, runs_functions=False)[0].root == root
+    arguments = argparse.Namespace(
+        like=None, reward=[], prompt_key="", ground_truth_key="", max_tokens=0, iteration=0
+    )
+    with pytest.raises(ConfigError, match="its functions would run as you"):
+        _source_of_run(arguments, root)
     source = run_source(root)
     own_family = replace(source.config, model=replace(source.config.model, family="their.py"))
     with pytest.raises(ConfigError, match="its functions would run as you"):  # an export, or `eval --like`
