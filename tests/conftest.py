@@ -1,12 +1,15 @@
 """Shared by all tests: a clean environment, and no child process left behind."""
 
 import contextlib
+import gc
+import itertools
 import json
 import os
 import re
 import resource
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.dealing import QUICK_FOLDERS, SEED, Dealing, computing_and_waiting
@@ -22,7 +26,8 @@ from tests.durations import read_durations
 from tests.forked import lots
 from tests.runs import HANG_S, wait_for
 from tests.seeds import Seed, tell
-from yatt.engine.environment import choose_device, prepare
+from tests.speed import slowness_now
+from yatt.engine.environment import choose_device, prepare_environment
 
 # Workers are started without the working directory on their path; those of tests are modules of `tests`.
 os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
@@ -30,11 +35,13 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
 # Engine libraries read the environment once, at import, and any test may be the first to import them. Tests
 # of a GPU, which are run by themselves, have its settings.
 IS_GPU = any("tests/gpu/" in word for word in sys.argv)
-prepare(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
+prepare_environment(device=choose_device("auto") if IS_GPU else "cpu", threads=1)
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):  # they hide what users see
     os.environ.pop(variable, None)
 sys.dont_write_bytecode = False  # nor are tests rewritten and compiled at each start
 lots.remember_environment()
+hypothesis.settings.register_profile("yatt", deadline=None)  # how fast the machine is must not decide
+hypothesis.settings.load_profile("yatt")
 AGAIN_S = 15.0
 DEALING = pytest.StashKey[Dealing]()
 
@@ -68,20 +75,38 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 MOST_CPU_S = float(os.environ.get("YATT_MOST_CPU_S", "0"))
-"""Seconds of CPU that a run of the tests may use, with all its processes; 0 is no limit. Not wall time:
-how busy the machine is otherwise must not decide."""
+"""Seconds of CPU that a run of the tests may use, with all its processes, on a quiet machine; 0 is no limit.
+Not wall time, nor CPU seconds as they are: how busy the machine is otherwise must not decide (`speed.py`)."""
+
+SLOWNESS = pytest.StashKey[list[float]]()
+"""How slow the machine was, as seen by this process at each `TESTS_A_LOOK` tests and by its workers."""
+
+TURN = pytest.StashKey[Iterator[int]]()
+TESTS_A_LOOK = 25
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    node.config.stash[SLOWNESS].extend(getattr(node, "workeroutput", {}).get("slowness", []))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """`make quick` stays quick: a run over its limit fails. So does one that has proved too little."""
-    dealing = session.config.stash.get(DEALING, None)
-    if dealing is not None and not dealing.has_proved and not session.config.getoption("--measure"):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if not MOST_CPU_S or hasattr(session.config, "workerinput"):
+    config = session.config
+    if hasattr(config, "workerinput"):
+        config.workeroutput["slowness"] = config.stash[SLOWNESS]
         return
-    used_s = used_cpu_s()
-    sys.stdout.write(f"\n{used_s:.0f} of {MOST_CPU_S:.0f} CPU seconds used\n")
-    if used_s > MOST_CPU_S:
+    dealing = config.stash.get(DEALING, None)
+    if dealing is not None and not dealing.has_proved and not config.getoption("--measure"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if not MOST_CPU_S:
+        return
+    used_s, slowness = used_cpu_s(), statistics.median(config.stash[SLOWNESS] or [1.0])
+    sys.stdout.write(
+        f"\n{used_s:.0f} CPU seconds used on a machine {slowness:.2f} times as slow as a quiet one: "
+    )
+    sys.stdout.write(f"{used_s / slowness:.0f} of {MOST_CPU_S:.0f}\n")
+    if used_s / slowness > MOST_CPU_S:
         sys.stdout.write("too many: mark what is slow, or move it\n")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -110,7 +135,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Measures a test with its set-up: CPU of this process and its ended children, and wall time."""
-    out = item.config.getoption("--measure")
+    out, looks = item.config.getoption("--measure"), item.config.stash[TURN]
+    if MOST_CPU_S and next(looks) % TESTS_A_LOOK == 0:
+        item.config.stash[SLOWNESS].append(slowness_now())
     cpu_s, wall_s = used_cpu_s(), time.monotonic()
     result = yield
     if out:
@@ -127,6 +154,7 @@ def used_cpu_s() -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SLOWNESS], config.stash[TURN] = [], itertools.count()
     is_dealt = config.getoption("numprocesses", None) or hasattr(config, "workerinput")
     if config.getoption("--until") is not None and not is_dealt:
         raise pytest.UsageError("--until needs -n: only what deals tests to processes leaves some out")
@@ -158,7 +186,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
     if report.failed:
         kind = "started" if lots.is_started(item.nodeid) else "forked"
-        told = f"{kind} ({lots.STARTED}, {SEED}={os.environ[SEED]}: see adr/0075)"
+        told = f"{kind} ({lots.STARTED}, {SEED}={os.environ[SEED]}: see adr/0074)"
         report.sections.append(("how processes of yatt began", told))
     return report
 
@@ -182,6 +210,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [kept[name] for name in computing_and_waiting(kept, read_durations())]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no later garbage collection looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def children_of(pid: int) -> set[int]:

@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import torch
 
-from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, plan_path, segment_path
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.pieces import check_piece
-from yatt.checkpoint.retention import retain
-from yatt.checkpoint.shards import Shard, read_shards
-from yatt.checkpoint.store import Store
-from yatt.config.operation import CheckpointSection
+from yatt.adapters.node_local.host_segment import SegmentReader, SegmentWriter, Stamp, plan_path, segment_path
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.pieces import check_piece
+from yatt.checkpoint.commit.retention import apply_retention
+from yatt.checkpoint.local.shards import Shard, read_shards
+from yatt.checkpoint.store.store import Store
+from yatt.config.sections.operation import CheckpointSection
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, SavePlan
 from yatt.uploader.upload import Throttle, UploadJob
@@ -91,7 +91,7 @@ def save(rank: Rank, store: Store, checkpoints: Checkpoints, attempt: int, itera
             common=common, nodes=(),
         )
     )  # fmt: skip
-    retain(checkpoints, CheckpointSection(keep=2))
+    apply_retention(checkpoints, CheckpointSection(keep=2))
 
 
 def whole_checkpoint(store: Store) -> int:

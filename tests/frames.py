@@ -68,29 +68,29 @@ def nonsense(attempt: int, seq: int, chance: random.Random) -> bytes:
     """No frame at all, or an envelope that keeps no rule."""
     number = chance.choice((0, -1, None, 1.5, "1", [], True, b"", *HUGE))
     body = {"type": chance.choice((*TEXTS, "Frame", "Message", 3, None)), "worker": number}
-    parts = [attempt, 0, seq, 0, body]
-    parts[chance.randrange(4)] = number
+    parts = [attempt, 0, seq, 0, 0, body]
+    parts[chance.randrange(5)] = number
     match chance.randrange(7):
         case 0:
             return chance.randbytes(chance.randrange(200))
         case 1:
             return msgspec.msgpack.encode(parts)
         case 2:
-            return msgspec.msgpack.encode([attempt, 0, seq, chance.randrange(-9, 1), body])
+            return msgspec.msgpack.encode([attempt, 0, seq, chance.randrange(-9, 1), 0, body])
         case 3:  # deeper than any decoder goes, or announces more than there is
             depth = chance.choice((2000, 200_000))
             inside = b"\x91" * depth + b"\x01"
             announced = b"\xdd\xff\xff\xff\xff"
             return (
-                b"\x95\x01\x00"
+                b"\x96\x01\x00"
                 + bytes([chance.randrange(1, 128)])
-                + b"\x00"
+                + b"\x00\x00"
                 + chance.choice((inside, announced))
             )
         case 4:
             return msgspec.msgpack.encode([*parts, "more"])
         case 5:
-            return msgspec.msgpack.encode(parts[: chance.randrange(5)])
+            return msgspec.msgpack.encode(parts[: chance.randrange(6)])
         case _:
             return chance.randbytes(64) * chance.choice((1, 100, 20_000))
 
@@ -129,10 +129,10 @@ def as_message(data: bytes) -> list[Any] | None:
         plain = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if not isinstance(plain, list) or len(plain) != 5 or any(type(each) is not int for each in plain[:4]):
+    if not isinstance(plain, list) or len(plain) != 6 or any(type(each) is not int for each in plain[:5]):
         return None
-    attempt, token, seq, reply_to, body = plain
-    if attempt < 0 or token < 0 or seq < 1 or reply_to < 0 or not isinstance(body, dict):
+    attempt, token, seq, reply_to, waits_from, body = plain
+    if min(attempt, token, reply_to, waits_from) < 0 or seq < 1 or not isinstance(body, dict):
         return None
     kind = next((each for each in message_types() if each.__name__ == body.get("type")), None)
     try:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.host_segment import AREAS, SegmentWriter, Stamp, plan_path, segment_path
-from yatt.checkpoint.pieces import check_piece
-from yatt.checkpoint.store import Store
+from yatt.adapters.node_local.host_segment import AREAS, SegmentWriter, Stamp, plan_path, segment_path
+from yatt.checkpoint.commit.pieces import check_piece
+from yatt.checkpoint.store.store import Store
 from yatt.records.message import PlannedPiece, SavePlan, ShardFile
 
 FILES, PIECES, BYTES = 3, 2, 1000

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from yatt.checkpoint.manifest_format import Manifest, sealed_manifest
-from yatt.core.checkpoint_names import manifest_name
-from yatt.core.claims import Commit
+from yatt.checkpoint.commit.manifest_format import Manifest, sealed_manifest
+from yatt.core.attempts.checkpoint_names import manifest_name
+from yatt.core.attempts.claims import Commit
 
 DEEP = "DEEP"
 """Stands for 100,000 lists in one another, which Python's encoder cannot write."""

@@ -22,7 +22,13 @@ PLACES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 
 
 def moving_run(
-    folder: Path, place: str, iterations: int, *, genrm_slabs: int = 1, split: str = "dynamic", **judge: Any
+    folder: Path,
+    place: str,
+    iterations: int,
+    *,
+    genrm_gpu_sets: int = 1,
+    split: str = "dynamic",
+    **judge: Any,
 ) -> RunFile:
     """A run whose completions have log-normal lengths and whose verdicts take long; `judge` is for the
     GenRM's script."""
@@ -38,7 +44,7 @@ def moving_run(
     ]  # fmt: skip
     launch, placement = PLACES[place]
     run.settings["launch"].update(launch)
-    run.settings["placement"] = {**placement, "genrm_slabs": genrm_slabs, "split": split}
+    run.settings["placement"] = {**placement, "genrm_gpu_sets": genrm_gpu_sets, "split": split}
     return run
 
 

@@ -24,7 +24,8 @@ def version_of(package: str) -> Version:
 
 
 def trainer_module(name: str) -> ModuleType:
-    """A module of `yatt.trainer`, imported when first used. megatron-core warns of what is not installed."""
+    """A module of `yatt.trainer` or its folders, imported when first used. megatron-core warns of what is
+    not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"yatt.trainer.{name}")

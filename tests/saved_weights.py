@@ -10,22 +10,22 @@ import torch
 from safetensors.torch import load_file
 
 from tests.runs import RunFile
-from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.pieces import checksum, header_of
-from yatt.checkpoint.store import Store, open_store
-from yatt.config.load import load
-from yatt.control.rollouts.carried import write_state
-from yatt.control.rollouts.groups import NodeState
-from yatt.core.checkpoint_names import node_state_path
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
+from yatt.adapters.run_folder.ledger import COMMITTED, ENDED, STARTED, write_record
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.pieces import checksum, header_of
+from yatt.checkpoint.store.store import Store, open_store
+from yatt.config.load import load_run_config
+from yatt.control.rollouts.groups.carried import write_state
+from yatt.control.rollouts.groups.groups import NodeState
+from yatt.core.attempts.checkpoint_names import node_state_path
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
 from yatt.models.model import Model, read_model
 from yatt.models.rows import WeightRow
 from yatt.records.message import ShardFile, TensorPiece
 from yatt.weights.boxes import blocks_of, boxes_of
-from yatt.weights.convert import cut_shard, fuse
+from yatt.weights.convert import cut_shard, fuse_tensors
 
 Piece = tuple[str, WeightRow, tuple[int, ...], torch.Tensor]
 
@@ -81,7 +81,7 @@ def _pieces(row: WeightRow, tensors: dict[str, Any], dtype: torch.dtype, of_tp: 
     dim = cut_dim(row)
     if dim is None and tp_rank:
         return
-    full = fuse(row, [tensors[name].to(dtype) for name in row.hf_names])
+    full = fuse_tensors(row, [tensors[name].to(dtype) for name in row.hf_names])
     local = cut_shard(row, full, dim, rank=tp_rank, size=tp).contiguous().view(-1)
     step = -(-len(local) // dp)
     begin, end = dp_rank * step, min(len(local), (dp_rank + 1) * step)
@@ -119,11 +119,11 @@ def saved_run(folder: Path, *, iterations=(1, 2, 3, 4), attempt=1, **settings) -
     """A run that has saved these iterations and ended; no trainer ran."""
     settings.setdefault("checkpoint", {"keep": 2})
     run = RunFile(folder, settings)
-    config = completed(load([run.write()], []))
+    config = completed_config(load_run_config([run.write()], []))
     paths = open_folder(config)
     (paths.claims).mkdir(exist_ok=True)
     (paths.claims / f"{attempt:06d}").write_text("claimed")
-    note(paths, attempt, STARTED, {})
+    write_record(paths, attempt, STARTED, {})
     store = open_store(
         config.checkpoint.url or str(paths.root / "checkpoints"), config.checkpoint.storage_options
     )
@@ -135,6 +135,6 @@ def saved_run(folder: Path, *, iterations=(1, 2, 3, 4), attempt=1, **settings) -
         with paths.metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
     if iterations:
-        note(paths, attempt, COMMITTED, {"iteration": iterations[-1]})
-    note(paths, attempt, ENDED, {"exit_code": 0})
+        write_record(paths, attempt, COMMITTED, {"iteration": iterations[-1]})
+    write_record(paths, attempt, ENDED, {"exit_code": 0})
     return run

@@ -4,10 +4,10 @@ import msgspec
 
 from tests import host_copies
 from tests.host_copies import Trainer, versions_in
-from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.store import Store
+from yatt.adapters.node_local.host_segment import Stamp
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.store.store import Store
 from yatt.uploader.upload import Throttle, UploadJob
 
 

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from yatt.adapters.lines import make_ready
-from yatt.adapters.segments import Rotation, newest_segment
-from yatt.adapters.writer import BackgroundWriter
+from yatt.adapters.files.lines import make_ready
+from yatt.adapters.files.segments import Rotation, newest_segment
+from yatt.adapters.files.writer import BackgroundWriter
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from yatt.checkpoint.shards import Shard, parts_of, planned
-from yatt.checkpoint.store import Store
-from yatt.checkpoint.writing import write_file
+from yatt.checkpoint.commit.writing import write_file
+from yatt.checkpoint.local.shards import Shard, box_parts, planned_piece
+from yatt.checkpoint.store.store import Store
 from yatt.records.message import PlannedPiece, ShardFile
 
 
@@ -14,8 +14,8 @@ def write_shards(
     store: Store, path: str, shards: Sequence[Shard], tick: Callable[[], None] = lambda: None
 ) -> ShardFile:
     """Writes these boxes as one file; `tick` is called after each piece."""
-    parts = [part for shard in shards for part in parts_of(shard)]
-    pieces = [planned(part, "memory", index) for index, part in enumerate(parts)]
+    parts = [part for shard in shards for part in box_parts(shard)]
+    pieces = [planned_piece(part, "memory", index) for index, part in enumerate(parts)]
 
     def read(piece: PlannedPiece) -> bytes:
         tick()

@@ -2,14 +2,21 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from yatt.adapters.host_segment import SegmentWriter, Stamp, aligned, segment_path, weight_plan_path
-from yatt.engine.published import INDEX_NAME, PublicationIndex
+from yatt.adapters.node_local.host_segment import (
+    SegmentWriter,
+    Stamp,
+    aligned_size,
+    segment_path,
+    weight_plan_path,
+)
+from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
 from yatt.records import message as m
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -20,7 +27,17 @@ CHAT = (
 VOCAB_SIZE = 320
 
 
-def make_tokenizer(folder: Path) -> None:
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+VISION_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(folder: Path, more: Sequence[str] = (), chat: str = CHAT) -> None:
     """A byte-level BPE with Qwen's special tokens and a chat template, as `save_pretrained` writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     fast = Tokenizer(models.BPE())
@@ -32,7 +49,7 @@ def make_tokenizer(folder: Path) -> None:
     corpus = [" ".join(chance.choice(words) for _ in range(12)) for _ in range(200)]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=SPECIAL,
+        special_tokens=[*SPECIAL, *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -43,7 +60,7 @@ def make_tokenizer(folder: Path) -> None:
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "model_max_length": 4096,
-        "chat_template": CHAT,
+        "chat_template": chat,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
@@ -52,6 +69,27 @@ def make_scripted_model(folder: Path, **script: object) -> str:
     """What the scripted engine needs: a tokenizer, a config, a script."""
     make_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE, "eos_token_id": 2}))
+    (folder / "scripted.json").write_text(json.dumps(script))
+    return str(folder)
+
+
+def make_seeing_scripted_model(folder: Path, **script: object) -> str:
+    """As `make_scripted_model`, for a model that takes pictures as Qwen3-VL: 32 pixels a token's side."""
+    make_tokenizer(folder, VISION_TOKENS, VISION_CHAT)
+    ids = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5}
+    config = {
+        "model_type": "qwen3_vl",
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_id": 2,
+        "vision_config": {},
+        **ids,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2,
+        "temporal_patch_size": 2, "size": {"shortest_edge": 32 * 32, "longest_edge": 256 * 256},
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "scripted.json").write_text(json.dumps(script))
     return str(folder)
 
@@ -259,7 +297,7 @@ def _write_host_copy(stem: Path, rank: int, cuts: int, tensors: dict[str, Any], 
             m.PlannedWeight(name=name, dtype=dtype_name(tensor), shape=tuple(tensor.shape), boxes=(box,))
         )
         parts.append((at, part.view(-1).view(torch.uint8)))
-        at += aligned(part.nbytes)
+        at += aligned_size(part.nbytes)
     plan = m.WeightPlan(rank=rank, weights=tuple(planned))
     weight_plan_path(stem).write_bytes(msgspec.msgpack.encode(plan))
     segment = SegmentWriter(segment_path(stem, "weights"), at)

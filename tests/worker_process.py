@@ -14,8 +14,8 @@ import yaml
 import zmq
 
 from tests.runs import HANG_S, environment, popen
-from yatt.adapters.channel import Channel, Handler
-from yatt.adapters.curve import listening_socket
+from yatt.adapters.net.channel import Channel, Handler
+from yatt.adapters.net.curve import listening_socket
 from yatt.records import message as m
 
 ATTEMPT, TOKEN = 3, 5

@@ -24,7 +24,7 @@ from quickstart import CONFIG, ROOT, RUNS, YATT, call, lines, make_models, verdi
 OVERLAY, SITE = "configs/quickstart-slurm.yaml", "configs/sites/testcluster.yaml"
 TESTCLUSTER = ROOT / "slurm" / "testcluster"
 SETTINGS = {"NODES": "5", "GRACE": "30", "KILLWAIT": "5", "SLURMD_TIMEOUT": "60", "CREDEXP": "5"}
-PREEMPT_AT_ITERATION = 10
+PREEMPT_AT_ITERATION = 6
 SHOWN_EVERY = 4
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 POLL_S, LIMIT_S = 1.0, 900.0

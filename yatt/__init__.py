@@ -2,17 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from yatt.version import __version__
+
 __all__ = ["__version__", "check", "load_config", "open_run", "run", "submit"]
 
 if TYPE_CHECKING:
-    from yatt.launch.api import check, load_config, open_run, run, submit
+    from yatt.launch.commands.api import check, load_config, open_run, run, submit
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a function of `yatt.launch.api` on first use: the command must start without its libraries."""
+    """Imports a function of `yatt.launch.commands.api` on first use: the command must start without its
+    libraries."""
     if name in __all__:
-        from yatt.launch import api
+        from yatt.launch.commands import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'yatt' has no attribute '{name}'")

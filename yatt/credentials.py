@@ -68,10 +68,10 @@ def _is_credential(name: str, value: object) -> bool:
 
 def has_secret(text: str) -> bool:
     """Whether a URL contains user and password, or a signature in its query."""
-    return redacted(text) != text
+    return redacted_text(text) != text
 
 
-def redacted(text: str) -> str:
+def redacted_text(text: str) -> str:
     """Returns a URL or message with the passwords, signatures and account keys in it replaced."""
     text = _USER_INFO.sub(f"{HIDDEN}@", text)
     text = _PARAMETER.sub(_parameter, text)

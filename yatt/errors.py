@@ -10,7 +10,6 @@ YattError
 |- FolderGone         the operator: the run folder was removed during the run
 |- FolderUnreachable  nobody: the run folder did not answer between two attempts
 |- StoppedWaiting     nobody: a signal ended a wait for the run folder
-|- NoProgress         the operator: attempts end repeatedly without a new checkpoint
 |- SyncMismatch       a programmer: engine and trainer differ for the same weights
 |- CheckpointError    the operator: a checkpoint is torn, missing or of another run
 |- NoCheckpointLeft   the operator: checkpoints were committed, and none of them can be restored
@@ -40,7 +39,7 @@ def words_of(error: BaseException) -> str:
 MOST_WORDS = 800
 
 
-def line_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Type and text of any exception in one line, cut in the middle if it is long."""
     line = " ".join(words_of(error).split())
     half = MOST_WORDS // 2
@@ -101,12 +100,6 @@ class StoppedWaiting(YattError):
     """A signal ended a launcher while it waited for the run folder."""
 
     exit_code = EXIT_WILL_CONTINUE
-
-
-class NoProgress(YattError):
-    """Several attempts in a row ended without a new checkpoint; another start would not help."""
-
-    exit_code = EXIT_DO_NOT_RESTART
 
 
 class SyncMismatch(YattError):

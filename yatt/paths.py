@@ -1,7 +1,4 @@
-"""Paths of all files in the run folder.
-
-See DESIGN: `config.yaml keys/ claims/ attempts/ latest metrics.jsonl events.jsonl finished`.
-"""
+"""Paths of all files in the run folder."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ class RunPaths:
 
     @property
     def sealed_config(self) -> Path:
-        """The config now, and its changes (`yatt.adapters.run_config`)."""
+        """The config now, and its changes (`yatt.adapters.run_folder.run_config`)."""
         return self.root / "config.sealed"
 
     def check_is_run(self) -> None:
@@ -44,7 +41,7 @@ class RunPaths:
 
     @property
     def folder_id(self) -> Path:
-        """The folder's own id, which a checkpoint store records (`yatt.checkpoint.holders`)."""
+        """The folder's own id, which a checkpoint store records (`yatt.checkpoint.commit.holders`)."""
         return self.root / "folder_id"
 
     @property
@@ -54,7 +51,7 @@ class RunPaths:
 
     @property
     def local_commits(self) -> Path:
-        """Records of saves that are on the nodes' disks only (`yatt.checkpoint.local_commits`)."""
+        """Records of saves that are on the nodes' disks only (`yatt.checkpoint.local.local_commits`)."""
         return self.root / "local_commits"
 
     @property
@@ -69,7 +66,7 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """Events, one per line; the first of its segments (`yatt.adapters.segments`)."""
+        """Events, one per line; the first of its segments (`yatt.adapters.files.segments`)."""
         return self.root / "events.jsonl"
 
     @property
@@ -149,7 +146,7 @@ class RunPaths:
 
     @property
     def plan(self) -> Path:
-        """Plan of the newest submission on Slurm (`yatt.launch.plan`)."""
+        """Plan of the newest submission on Slurm (`yatt.launch.resolve.plan`)."""
         return self.root / "slurm.json"
 
     @property
@@ -159,7 +156,7 @@ class RunPaths:
 
     @property
     def kept_off(self) -> Path:
-        """Nodes that the last start excluded from the job (`yatt.adapters.kept_off`)."""
+        """Nodes that the last start excluded from the job (`yatt.adapters.slurm.kept_off`)."""
         return self.root / "kept_off"
 
     @property
@@ -210,4 +207,5 @@ LOCAL_SOCKET = "local"
 """Name of the local socket in a node's scratch folder."""
 
 LOCAL_NAME_BYTES = len("yatt--") + 10 + 16
-"""Longest name of a node-local folder, with uid and 16 random hex digits (`adapters.local_folder`)."""
+"""Longest name of a node-local folder, with uid and 16 random hex digits
+(`adapters.node_local.local_folder`)."""

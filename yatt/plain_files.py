@@ -6,6 +6,7 @@ A FIFO or device does not block the reader, and a huge file does not fill the me
 import errno
 import json
 import os
+import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -28,6 +29,9 @@ LFS = b"version https://git-lfs"
 """Begin of what git has instead of a large file that was not fetched."""
 
 MAX_JSON_BYTES = 64 << 20
+HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a character that is written as two escapes."""
+
 MAX_DEPTH = 100
 """Nesting of a model's JSON files; deeper ones exhaust the stack of programs that read them."""
 
@@ -111,7 +115,20 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path} is not a JSON object; save the model with save_pretrained.")
     if is_deeper(found, MAX_DEPTH):
         raise ConfigError(f"{path} is nested too deeply, more than {MAX_DEPTH} levels.")
+    if HALF_ESCAPE.search(data) and (half := _half_character(found)):
+        raise ConfigError(
+            f"{path} has half a character (a lone surrogate, {half}), which is not text; delete it."
+        )
     return found
+
+
+def _half_character(value: object) -> str:
+    """The first lone surrogate in the texts of a JSON value; empty if there is none."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return ""
 
 
 def is_deeper(value: object, levels: int) -> bool:

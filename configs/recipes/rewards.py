@@ -5,7 +5,7 @@ GSM8K's answer is after ``####``, MATH's in ``\\boxed{}``, DAPO-Math's after ``A
 
 import re
 
-from yatt.reward.builtins import gsm8k
+from yatt.reward.functions import gsm8k
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

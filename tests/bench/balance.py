@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import Any
 
-from yatt.core.balance import Cost, deal
+from yatt.core.samples.balance import Cost, deal_mini_batch
 from yatt.records.message import SampleFact
 
 COST = Cost(a=24576.0, b=1.0)
@@ -28,7 +28,7 @@ def measure(num_samples: int, dp_size: int, cap_tokens: int, seed: int) -> dict[
     samples = facts(num_samples, seed)
     lengths = {sample.sample_id: sample.num_completion_tokens for sample in samples}
     began_s = time.perf_counter()
-    plan = deal(samples, dp_size=dp_size, cap_tokens=cap_tokens, cost=COST).micro_batches
+    plan = deal_mini_batch(samples, dp_size=dp_size, cap_tokens=cap_tokens, cost=COST).micro_batches
     seconds = time.perf_counter() - began_s
     tokens = [[sum(lengths[n] for n in micro) for micro in rank] for rank in plan]
     costs = [[sum(COST.of(lengths[n]) for n in micro) for micro in rank] for rank in plan]

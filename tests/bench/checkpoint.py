@@ -134,7 +134,7 @@ def build(folder: Path, sizes: dict[str, Any], rank: int) -> Any:
     from tests.integration.trainer.program import make_config
     from yatt.models.model import model_of
     from yatt.trainer.device import prepare_process
-    from yatt.trainer.model import build_policy, join_model_parallel
+    from yatt.trainer.mcore.model import build_policy, join_model_parallel
 
     torch.set_num_threads(1)
     config = make_config("unused", {"dtype": "bfloat16"})
@@ -188,7 +188,7 @@ def stalls(host: Any) -> dict[str, float]:
     """Medians of the copies, in turn."""
     import torch
 
-    from yatt.trainer.host_copy import AREAS
+    from yatt.trainer.state.host_copy import AREAS
 
     source = [torch.ones(held.size_bytes, dtype=torch.uint8) for held in host._held.values() if held.area]
     target = [torch.ones_like(each) for each in source]
@@ -211,7 +211,7 @@ def stalls(host: Any) -> dict[str, float]:
 
 def tensors_of(policy: Any, rank: int) -> dict[str, Any]:
     """All tensors that this rank saves, by unique names."""
-    from yatt.trainer.snapshot import _owned
+    from yatt.trainer.state.snapshot import _owned
 
     return {
         f"r{rank}.{kind}.{index}": tensor.detach()
@@ -274,10 +274,10 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
     import fsspec
     import msgspec
 
-    from yatt.adapters.host_segment import plan_path
-    from yatt.checkpoint.store import FolderStore, open_store
-    from yatt.trainer.host_copy import AREAS
-    from yatt.trainer.snapshot import save_plan
+    from yatt.adapters.node_local.host_segment import plan_path
+    from yatt.checkpoint.store.store import FolderStore, open_store
+    from yatt.trainer.state.host_copy import AREAS
+    from yatt.trainer.state.snapshot import save_plan
 
     plan_path(stem).write_bytes(msgspec.msgpack.encode(plan := save_plan(policy, host)))
     peak = Peak()
@@ -304,7 +304,7 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
 
 def job_of(store: Any, prefix: str, stem: Path, bytes_per_s: float = 0.0) -> Any:
     """An upload of the host copy of `upload`."""
-    from yatt.adapters.host_segment import Stamp
+    from yatt.adapters.node_local.host_segment import Stamp
     from yatt.uploader.upload import Throttle, UploadJob
 
     throttle, stamp = Throttle(bytes_per_s), Stamp(1, 1000)
@@ -328,8 +328,8 @@ def copy_files(driver: Any, names: list[Path], folder: str) -> None:
 
 def slow(store_folder: Path, stem: Path) -> dict[str, float]:
     """What a next offload waits for while an upload is in flight: all bytes are copied aside."""
-    from yatt.checkpoint.store import FolderStore
-    from yatt.trainer.host_copy import AREAS
+    from yatt.checkpoint.store.store import FolderStore
+    from yatt.trainer.state.host_copy import AREAS
 
     job = job_of(FolderStore(store_folder), "slow", stem, SLOW_BYTES_PER_S)
     running = threading.Thread(target=_quietly, args=(job.run,))
@@ -351,7 +351,7 @@ def rank_main(folder: Path, memory: Path, endpoint: str, rank: int) -> None:
     """One rank: builds, measures each arm."""
     import torch.distributed as dist
 
-    from yatt.trainer.host_copy import host_copy_of
+    from yatt.trainer.state.host_copy import host_copy_of
 
     sizes = SIZES | (FEWER if endpoint == ONLY_MEMORY else {})
     policy, stem = build(folder, sizes, rank), memory / f"rank-{rank:05d}"

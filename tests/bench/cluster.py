@@ -18,11 +18,11 @@ from typing import Any
 
 import zmq
 
-from yatt.adapters.channel import Channel
-from yatt.adapters.collector import collect_rarely
-from yatt.adapters.curve import CurveKeys, calling_socket, listening_socket, roomy_context
-from yatt.adapters.files import append_line, make_private, publish, read_or_none
-from yatt.adapters.process import ChildProgram, ChildStart, open_log
+from yatt.adapters.files.files import append_line, make_private, read_or_none, write_atomically
+from yatt.adapters.machine.collector import collect_rarely
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import CurveKeys, calling_socket, listening_socket, roomy_context
+from yatt.adapters.processes.process import ChildProgram, ChildStart, open_log
 from yatt.config.load import load_resolved
 from yatt.control.components import build_components
 from yatt.control.controller import Controller
@@ -30,16 +30,16 @@ from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.node_loads import NodeLoads
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.slabs.node_loads import NodeLoads
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.rendezvous import LEADER_PAUSE_S
 from yatt.control.node import Node
-from yatt.core import phases
-from yatt.core.placement import place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import placement_of
+from yatt.core.phases import phases
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -75,7 +75,7 @@ class SimulatedNode:
         paths = RunPaths(root)
         config = load_resolved(paths.config)
         self.node = Node(
-            config=config, paths=paths, placement=place(config), attempt=ATTEMPT, index=index,
+            config=config, paths=paths, placement=placement_of(config), attempt=ATTEMPT, index=index,
             host="127.0.0.1", device="cpu",
         )  # fmt: skip
         make_private(self.node.scratch)
@@ -187,7 +187,7 @@ async def nodes(
         collect_rarely()  # as a session does
         for each in made:
             await each.start()
-            publish(root / f"address-{each.node.index}", each.address.encode())
+            write_atomically(root / f"address-{each.node.index}", each.address.encode())
         yield made
     finally:
         for each in made:
@@ -242,7 +242,7 @@ async def follow(root: Path, indices: range) -> None:
         while not stop.is_set() and os.getppid() != 1:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1.0)
-        publish(root / f"cpu-{indices.start}", f"{cpu_s() - before_s}".encode())
+        write_atomically(root / f"cpu-{indices.start}", f"{cpu_s() - before_s}".encode())
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.bench.split_policy import JUDGE, ROLES, work
-from yatt.core.placement import ROLLOUT
-from yatt.core.split import DEAD_BAND
-from yatt.simulation.iterations import partial_iterations
-from yatt.simulation.sampling import IDLE, SimulatedSetting
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.split import DEAD_BAND
+from yatt.forecast.time.iterations import partial_iterations
+from yatt.forecast.time.sampling import IDLE, SimulatedSetting
 
 CELLS = ((1.0, 15.0, 8), (1.0, 30.0, 8), (0.6, 15.0, 8), (1.0, 15.0, 32), (0.6, 15.0, 32))
 """Share of groups that are kept, seconds of a switch, slabs of 8 GPUs."""
@@ -141,7 +141,7 @@ def run() -> dict[str, Any]:
                  "saved, 10%", "saved, 20%", "saved, node shared"],
         "rows": rows,
         "targets": [
-            {"what": "most that it saves: less than what a split must gain to change (adr/0056)",
+            {"what": "most that it saves: less than what a split must gain to change (adr/0054)",
              "target": f"< {DEAD_BAND:.0%}", "value": f"{most:.1%}", "met": most < DEAD_BAND},
         ],
     }  # fmt: skip

@@ -113,7 +113,7 @@ def train(folder: Path, name: str, iterations: int) -> list[dict[str, float]]:
             {"name": "judge", "model": str(folder / "judge"), "max_tokens": 2, **ENGINE, **ARMS[name]}
         ],
         "rewards": [{"name": "value", "path": str(place / "value.py"), "weight": 0}],
-        "placement": {"mode": "partial", "genrm_slabs": 1},
+        "placement": {"mode": "partial", "genrm_gpu_sets": 1},
         "algorithm": {"filter_groups": False},
         "optimizer": {"lr": 1.0e-3},
         "trainer": {

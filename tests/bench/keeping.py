@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench
-from yatt.control.rollouts.kept_files import KeptGroup, encode_group, kept_files
+from yatt.control.rollouts.groups.kept_files import KeptGroup, encode_group, kept_files
 from yatt.records import message as m
 
 GROUPS, N, TOKENS, ROUNDS = 32, 8, 2048, 11
@@ -22,7 +22,7 @@ TOKEN_MS = 10.0
 """Time of an engine for one token of all its sequences, for the share of a real rollout."""
 
 
-def answer(_: str, sample: m.Sample) -> m.Completed:
+def answer(_: str, sample: m.SampleRequest) -> m.Completed:
     draw = random.Random(sample.seed)
     return completion(sample, [draw.randrange(5, 100)] * draw.randint(TOKENS // 2, TOKENS))
 

@@ -18,7 +18,7 @@ ITERATIONS, SEEDS = 80, (1, 2, 3)
 ACCURACY = "val-core/arithmetic/rule/mean@1"
 APART = ("placement.mode=disaggregated", "placement.trainer_nodes=1", "launch.nodes=3")
 ARMS: dict[str, tuple[str, ...]] = {
-    "colocated": ("placement.mode=colocated", "placement.genrm_slabs=0"),
+    "colocated": ("placement.mode=colocated", "placement.genrm_gpu_sets=0"),
     "partial": (),
     "disaggregated": APART,
     "disaggregated, dynamic split": (

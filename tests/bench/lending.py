@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.bench.split_policy import JUDGE, ROLES, work
-from yatt.core.placement import ROLLOUT
-from yatt.simulation.groups import Carried, SimulatedGroups
-from yatt.simulation.sampling import SimulatedBatch, SimulatedSetting
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.forecast.time.groups import Carried, SimulatedGroups
+from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSetting
 
 NUM_SLABS, SWITCH_S, NUM_BATCHES = 8, 15.0, 2
 WORK = ((128, 32, 1.0), (128, 128, 1.0), (512, 128, 1.0), (128, 128, 0.5))

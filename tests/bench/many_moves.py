@@ -11,14 +11,14 @@ from tests.bench import cluster, many_nodes
 from tests.bench.peers import JUDGE
 from tests.bench.phase_switch import prepare, quantile
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.descriptors import raise_soft_limit
+from yatt.adapters.machine.descriptors import raise_soft_limit
 from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.slabs import Slabs
-from yatt.core import phases
-from yatt.core.phases import Phase
-from yatt.core.placement import ROLLOUT
+from yatt.control.leader.slabs.slabs import Slabs
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.phases import phases
+from yatt.core.phases.phases import Phase
 from yatt.records import cluster as c, message as m
 
 NUM_NODES, SLABS_PER_NODE, GENRM_SLABS = 1024, 8, 4092
@@ -116,7 +116,7 @@ def settings(root: Path) -> dict[str, Any]:
     return {
         "launch.gpus_per_node": 1, "launch.engine_gpus_per_node": SLABS_PER_NODE,
         "placement.mode": "disaggregated", "placement.trainer_nodes": 1, "placement.split": "dynamic",
-        "placement.genrm_slabs": GENRM_SLABS, "genrms": json.dumps([judge]),
+        "placement.genrm_gpu_sets": GENRM_SLABS, "genrms": json.dumps([judge]),
         "trainer.train_batch_size": GROUPS, "trainer.mini_batch_size": GROUPS, "rollout.n": SAMPLES,
     }  # fmt: skip
 

@@ -15,19 +15,19 @@ from typing import Any
 
 from tests.bench import cluster
 from tests.bench.phase_switch import PHASES, prepare, quantile
-from yatt.adapters.channel import Answer
-from yatt.adapters.descriptors import raise_soft_limit
-from yatt.adapters.files import read_or_none
-from yatt.adapters.writer import BackgroundWriter
+from yatt.adapters.files.files import read_or_none
+from yatt.adapters.files.writer import BackgroundWriter
+from yatt.adapters.machine.descriptors import raise_soft_limit
+from yatt.adapters.net.channel import Answer
 from yatt.control.leader.background import Background
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.node_loads import NodeLoads
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.slabs.node_loads import NodeLoads
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.membership.liveness import Liveness
 from yatt.control.peer_messages import PeerMessages
-from yatt.core import phases
+from yatt.core.phases import phases
 from yatt.records import cluster as c, message as m
 
 NUM_NODES = 1024

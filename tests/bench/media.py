@@ -6,6 +6,7 @@ python -m tests.bench.media FOLDER references|bytes     (one arm, in a process o
 import gc
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,33 +15,41 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import zmq
 
 from tests.bench.memory import resident_bytes
-from tests.tiny_models import make_scripted_model
-from yatt.adapters.dataset import RowFiles
-from yatt.adapters.media import read_media
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.config.load import load
+from tests.tiny_models import make_seeing_scripted_model
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
-from yatt.control.rollouts.data_shard import DataShard
-from yatt.control.rollouts.groups import PromptGroup
+from yatt.control.rollouts.groups.data_shard import DataShard
+from yatt.control.rollouts.groups.groups import PromptGroup
+from yatt.media.fetch import MediaSources
+from yatt.media.kept import KeptFiles
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
+from yatt.records.episode import MediaRef
+from yatt.records.media import MediaItem
 
+GRID = (1, 16, 16)
 PROMPTS, SAMPLES, IMAGE_BYTES = 256, 8, 4 << 20
 REFERENCES, BYTES = "references", "bytes"
 END = b"end"
 
 ENGINE = """
 import sys, zmq
+from dataclasses import replace
 from pathlib import Path
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.engine.protocol import rollout_options
 from yatt.engine.scripted import ScriptedEngine
 from yatt.records.codec import decode_body, decode_frame
 folder = Path(sys.argv[1])
-engine = ScriptedEngine(rollout_options(load([folder / "run.yaml"], []), "cpu"))
+config = load_run_config([folder / "run.yaml"], [])
+engine = ScriptedEngine(replace(rollout_options(config, "cpu"), media_folder=str(folder / "kept")))
 engine.start()
 context = zmq.Context()
 pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -53,29 +62,31 @@ while (frames := pull.recv_multipart())[0] != b"end":
     images += len(sample.media) or len(frames) - 1
 push.send_string(f"{done} {images}")
 """
-"""An engine in a process of its own; by reference it reads every image and checks its digest."""
+"""An engine in a process of its own; by reference it maps the prepared file of every image."""
 
 
 def prepare(folder: Path) -> None:
     """Images that do not compress, prompts that name them, and a run file."""
     images = folder / "images"
     images.mkdir()
+    files, patches = KeptFiles(folder / "kept", 1 << 30), np.zeros((math.prod(GRID), 768), np.uint8)
     lines = []
     for number in range(PROMPTS):
         data = os.urandom(IMAGE_BYTES)
         (images / f"{number}.png").write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
-        lines.append(
-            json.dumps({"prompt": f"{number}+1=", "images": {"path": f"{number}.png", "sha256": digest}})
-        )
+        picture = {"path": f"{number}.png", "sha256": digest, "width": 256, "height": 256}
+        lines.append(json.dumps({"prompt": f"<image>{number}+1=", "images": [picture]}))
+        with files.order(number), files.claimed_file(number, digest):
+            files.keep_file(number, digest, GRID, patches)
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
     settings = {
         "run": {"dir": str(folder / "run")},
         "data": {
-            "train_files": [str(folder / "train.jsonl")], "media_key": "images", "media_root": str(images),
-            "ground_truth_key": "", "max_prompt_tokens": 64,
+            "train_files": [str(folder / "train.jsonl")], "media_root": str(images),
+            "media_store": str(folder / "store"), "ground_truth_key": "", "max_prompt_tokens": 128,
         },
-        "model": {"path": make_scripted_model(folder / "model")},
+        "model": {"path": make_seeing_scripted_model(folder / "model")},
         "rollout": {"engine": "scripted", "n": SAMPLES},
         "optimizer": {"lr": 1e-3}, "rewards": [{"name": "exact", "path": "builtin:exact"}],
         "trainer": {"total_iterations": 1, "train_batch_size": PROMPTS, "mini_batch_size": PROMPTS},
@@ -83,12 +94,13 @@ def prepare(folder: Path) -> None:
     (folder / "run.yaml").write_text(json.dumps(settings))
 
 
-def requests_of(group: PromptGroup, *, by_reference: bool) -> list[m.Sample]:
+def requests_of(group: PromptGroup, *, by_reference: bool) -> list[m.SampleRequest]:
     return [
-        m.Sample(
+        m.SampleRequest(
             request_id=f"{group.number}/{sample.index}/0", prompt_ids=group.prompt, seed=sample.index,
             temperature=1.0, top_p=1.0, top_k=-1, max_tokens=16, group=f"{group.number}",
-            media=group.media if by_reference else (),
+            media=tuple(msgspec.structs.replace(each, prepared=each.ref.sha256) for each in group.media)
+            if by_reference else (),
         )
         for sample in group.samples
     ]  # fmt: skip
@@ -96,7 +108,7 @@ def requests_of(group: PromptGroup, *, by_reference: bool) -> list[m.Sample]:
 
 def arm(folder: Path, kind: str) -> None:
     """Opens a batch and sends its requests to an engine; prints the figures as JSON."""
-    config = load([folder / "run.yaml"], [])
+    config = load_run_config([folder / "run.yaml"], [])
     context = zmq.Context()
     push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     endpoints = [f"ipc://{folder}/{kind}-{way}" for way in ("to", "from")]
@@ -137,7 +149,13 @@ def opened(
     groups = [group for group, _ in map(shard.open, range(PROMPTS)) if group is not None]
     if kind == REFERENCES:
         return groups, {}
-    return groups, {g.number: [read_media(config.data.media_root, ref) for ref in g.media] for g in groups}
+    sources = MediaSources(config.data.media_root, config.data.media_store, {}, config.media.timeout_s)
+
+    def content(ref: MediaRef) -> bytes:
+        with sources.opened_source(MediaItem(ref.path, ref.sha256)) as source:
+            return source.content(ref.sha256)
+
+    return groups, {group.number: [content(each.ref) for each in group.media] for group in groups}
 
 
 def measure() -> dict[str, dict[str, float]]:
@@ -159,7 +177,7 @@ def run() -> dict[str, Any]:
         "title": "Prompts with images",
         "how": f"{PROMPTS} prompts x {SAMPLES} samples, an image of {IMAGE_BYTES >> 20} MiB each. The "
         "controller's own code opens the batch and encodes the requests; an engine in a process of its own "
-        "takes them over a socket. By reference, the engine reads each image and checks its digest. The "
+        "takes them over a socket. By reference, the engine maps the file that its node has prepared. The "
         "other arm does what a single controller does that has the images in its batch: it reads them and "
         "sends each once. With several nodes a controller opens only its share of the prompts. Memory: rise "
         "of the process's peak.",

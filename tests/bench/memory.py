@@ -13,13 +13,13 @@ from typing import Any
 
 import zmq
 
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import listening_socket
-from yatt.control.rollouts.groups import PromptGroup, new_group
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import listening_socket
+from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.control.training import PORTION_BYTES, orders_of_rank
-from yatt.core.balance import Cost, plan_iteration
-from yatt.core.placement import dp_lead_ranks
-from yatt.core.rewards import Shaping
+from yatt.core.gpus.placement import dp_lead_ranks
+from yatt.core.samples.balance import Cost, plan_iteration
+from yatt.core.samples.rewards import Shaping
 from yatt.records import cluster as c, message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 
@@ -114,7 +114,7 @@ def weigh(num_groups: int, num_tokens: int) -> tuple[dict[str, float], list[Prom
 
 RANKS = """
 import sys, zmq
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.net.worker_link import WorkerLink
 from yatt.records import cluster, message as m
 links = [WorkerLink(sys.argv[1], worker=f"trainer{rank}", attempt=1) for rank in range(int(sys.argv[2]))]
 for rank, link in enumerate(links):

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.conftest import BUCKET, S3_KEYS, wait_for_port
-from yatt.checkpoint.driver import open_driver
-from yatt.checkpoint.multipart import write_object
-from yatt.checkpoint.store import UPLOAD_PART_BYTES
+from yatt.checkpoint.store.driver import open_driver
+from yatt.checkpoint.store.multipart import write_object
+from yatt.checkpoint.store.store import UPLOAD_PART_BYTES
 
 FILES, FILE_BYTES, PIECE_BYTES, AT_ONCE, ROUNDS = 4, 512 << 20, 16 << 20, 4, 3
 READ_BYTES, READS = 16 << 20, 32
@@ -57,7 +57,7 @@ class S3fsFile:
 
 
 class S3fsParts(S3fsFile):
-    """s3fs, `yatt.checkpoint.multipart`: several parts of a file at once."""
+    """s3fs, `yatt.checkpoint.store.multipart`: several parts of a file at once."""
 
     def write(self, index: int) -> None:
         write_object(self._fs, f"{BUCKET}/bench/{index}", chunks(), UPLOAD_PART_BYTES)

@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import make_qwen3
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
-from yatt.control.rollouts.carried import read_state
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore
+from yatt.control.rollouts.groups.carried import read_state
 
 BATCH, N, ITERATIONS, WARM_UP = 16, 4, 24, 2
 MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 60, 1.0, 480

@@ -17,12 +17,12 @@ from pathlib import Path
 import zmq
 
 from tests.bench.cluster import ATTEMPT, address_of
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, roomy_context
-from yatt.adapters.descriptors import raise_soft_limit
-from yatt.adapters.files import publish
+from yatt.adapters.files.files import write_atomically
+from yatt.adapters.machine.descriptors import raise_soft_limit
+from yatt.adapters.net.curve import CurveKeys, Socket, calling_socket, listening_socket, roomy_context
 from yatt.config.load import load_resolved
 from yatt.control.membership.liveness import PERIOD_S
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
@@ -118,7 +118,7 @@ class PeerSlabs:
 
 def slabs_of(root: Path) -> dict[int, dict[int, str]]:
     """Maps each node to the first role of each of its slabs that may change it."""
-    placement = place(load_resolved(RunPaths(root).config))
+    placement = placement_of(load_resolved(RunPaths(root).config))
     found: dict[int, dict[int, str]] = {}
     for slab in placement.shared:
         found.setdefault(slab.node, {})[slab.index] = placement.sampling[slab]
@@ -137,7 +137,7 @@ async def stand_in(root: Path, num_nodes: int) -> None:
         Peer(index, context, keys, leader, PeerSlabs(index, roles.get(index, {})))
         for index in range(1, num_nodes)
     ]
-    publish(root / "addresses", json.dumps([peer.address for peer in peers]).encode())
+    write_atomically(root / "addresses", json.dumps([peer.address for peer in peers]).encode())
     while not stop.is_set() and os.getppid() != 1:
         await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=1.0)
     os._exit(0)

@@ -15,8 +15,8 @@ from typing import Any
 from tests.bench import cluster
 from tests.bench.bare_rounds import pair_seconds
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.curve import make_keys
-from yatt.config.load import load, resolved_text
+from yatt.adapters.net.curve import make_keys
+from yatt.config.load import load_run_config, resolved_text
 from yatt.paths import RunPaths
 
 SIZES = (2, 64)
@@ -47,7 +47,7 @@ def prepare(root: Path, num_nodes: int, iterations: int = SWITCHES // 2 + WARM_U
     }  # fmt: skip
     empty = root / "empty.yaml"
     empty.write_text("{}\n")
-    config = load([empty], [f"{key}={value}" for key, value in settings.items()])
+    config = load_run_config([empty], [f"{key}={value}" for key, value in settings.items()])
     paths.config.write_text(resolved_text(config))
     make_keys(paths.keys)
     paths.attempt(cluster.ATTEMPT).mkdir(parents=True)

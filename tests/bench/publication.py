@@ -16,7 +16,7 @@ from typing import Any
 from tests.gpu.rank import Rank
 from tests.tiny_models import make_tokenizer
 from yatt.engine.build import build_engine, import_library
-from yatt.engine.environment import prepare
+from yatt.engine.environment import prepare_environment
 from yatt.engine.protocol import EngineOptions
 
 ROUNDS = 5
@@ -117,7 +117,7 @@ def give(folder: Path) -> dict[str, Any]:
 
 def take(folder: Path, kind: str) -> dict[str, Any]:
     """An engine."""
-    prepare(device="cpu", threads=1)
+    prepare_environment(device="cpu", threads=1)
     import_library(kind)  # type: ignore[arg-type]
     options = EngineOptions(
         model=str(folder / "model"), dtype="bfloat16", device="cpu", eos_ids=(2,), max_model_tokens=128,

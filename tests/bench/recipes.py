@@ -8,17 +8,17 @@ tests/unit/test_recipes.py checks every recipe, and compares the page with this 
 from dataclasses import dataclass
 from pathlib import Path
 
-from yatt.cli.planning import page as plan_page, times_in_words, verdict
-from yatt.config.load import load
+from yatt.cli.commands.planning import fit_in_words, plan_in_words as plan_page, times_in_words
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
-from yatt.core.placement import genrm_role
-from yatt.launch.planned_memory import models_of
+from yatt.core.gpus.placement import genrm_role
+from yatt.forecast.memory.advice import plan_faults
+from yatt.forecast.memory.fit import GIB, MemoryPlan, memory_plan
+from yatt.forecast.memory.ranks import RankLayout, planned_layout
+from yatt.forecast.memory.times import TimeInputs, iteration_times
+from yatt.launch.checks.planned_memory import models_of
 from yatt.models.model import Model, read_model
-from yatt.planning.advice import plan_faults
-from yatt.planning.fit import GIB, MemoryPlan, memory_plan
-from yatt.planning.ranks import RankLayout, layout_of
-from yatt.planning.times import TimeInputs, iteration_times
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "recipes"
@@ -62,7 +62,7 @@ class Recipe:
     @property
     def layout(self) -> RankLayout:
         launch = self.config.launch
-        return layout_of(self.config.trainer, num_trainer_nodes(self.config) * launch.gpus_per_node)
+        return planned_layout(self.config.trainer, num_trainer_nodes(self.config) * launch.gpus_per_node)
 
     @property
     def faults(self) -> list[tuple[str, str]]:
@@ -71,8 +71,8 @@ class Recipe:
 
 def recipe_of(path: Path) -> Recipe:
     """Loads a recipe; the models' folders are relative to the repository."""
-    found = load([path], [])
-    config = load([path], [f"model.path={ROOT / found.model.path}"])
+    found = load_run_config([path], [])
+    config = load_run_config([path], [f"model.path={ROOT / found.model.path}"])
     models = models_of(config) | {
         genrm_role(genrm.name): read_model(str(ROOT / genrm.model)) for genrm in config.engine_genrms
     }
@@ -125,7 +125,7 @@ def page() -> str:
         times = iteration_times(recipe.config, recipe.models, recipe.plan, inputs)
         text = [
             *plan_page(recipe.config, recipe.models, recipe.plan), "", *times_in_words(times, inputs), "",
-            *verdict(recipe.faults),
+            *fit_in_words(recipe.faults),
         ]  # fmt: skip
         lines += ["", f"## {recipe.name}", "", "```", *text, "```"]
     return "\n".join(lines) + "\n"

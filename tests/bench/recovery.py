@@ -22,9 +22,9 @@ from tests.bench.quiet import Foreign
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun
-from yatt.adapters.ledger import attempts
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
+from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore
 
 REPETITIONS = int(os.environ.get("RECOVERY_REPETITIONS", "3"))
 NODES, SPARE = 5, 1
@@ -102,7 +102,7 @@ class Drill:
         launcher_s = began_s(self.run.launcher)
         join_s = self.event_s("phase.begin", 0.0, attempt=self.attempt, phase="join")
         rollout_s = self.event_s("phase.begin", 0.0, attempt=self.attempt, phase="rollout")
-        self.run.wait_step(attempts(self.run.paths)[-1].started["committed"] + 2, LIMIT_S)
+        self.run.wait_step(started_attempts(self.run.paths)[-1].started["committed"] + 2, LIMIT_S)
         return launcher_s, join_s, rollout_s
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Drill:
         wait_for(lambda: '"ended"' in entry.read_text(), timeout_s=LIMIT_S, what="the entry's end")
         self.note("controller death", entry.stat().st_mtime - hit_s)
         self.run.wait_attempts(self.attempt + 1, LIMIT_S)
-        self.note("controller again", wall_s(attempts(self.run.paths)[-1].started["wall"]) - hit_s)
+        self.note("controller again", wall_s(started_attempts(self.run.paths)[-1].started["wall"]) - hit_s)
         self.begun()
 
     def preemption(self) -> None:
@@ -157,7 +157,7 @@ class Drill:
         self.begun()
 
     def hosts(self) -> list[str]:
-        names = attempts(self.run.paths)[-1].started["hosts"]
+        names = started_attempts(self.run.paths)[-1].started["hosts"]
         return [*names["trainer"], *names["engines"]]
 
     def verdict(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How soon a run goes on after one of its workers was killed, with nurseries (adr/0072) and without.
+"""How soon a run goes on after one of its workers was killed, with nurseries (adr/0028) and without.
 
 One run with the real vLLM and the real trainer; each worker is killed in turn. With nurseries and without, in
 one quarter of an hour on one machine, so the ratio counts and not the seconds.

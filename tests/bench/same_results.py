@@ -23,7 +23,7 @@ import yaml
 
 from tests.runs import ROOT, RunFile
 from tests.tiny_models import make_scripted_model
-from yatt.obs.metrics import results
+from yatt.obs.metrics import comparable_results
 
 RENAMED = {"trouble": "failure.report"}
 """Kinds of events that had another name."""
@@ -124,7 +124,7 @@ def _outcome(tree: Path, config: Path) -> dict[str, Any]:
     assert weights, "the trained model is exported"
     return {
         "parameters": weights,
-        "metrics": [results(row) for row in rows],
+        "metrics": [comparable_results(row) for row in rows],
         "events": Counter(
             (e["node"], RENAMED.get(e["kind"], e["kind"])) for e in events if e["kind"] not in BEST_EFFORT
         ),

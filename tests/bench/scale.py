@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.recipes import Recipe, recipes
-from yatt.adapters.host_segment import aligned
-from yatt.checkpoint.pieces import FILE_BYTES
-from yatt.checkpoint.shards import PIECE_BYTES
-from yatt.core.placement import ROLLOUT
+from yatt.adapters.node_local.host_segment import aligned_size
+from yatt.checkpoint.commit.pieces import FILE_BYTES
+from yatt.checkpoint.local.shards import PIECE_BYTES
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.forecast.memory.fit import GIB
+from yatt.forecast.memory.parameters import cut_dim
 from yatt.models.model import Model, model_of
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
-from yatt.planning.fit import GIB
-from yatt.planning.parameters import cut_dim
 from yatt.weights.boxes import Block, blocks_of, boxes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -149,7 +149,7 @@ class Case:
     def host_bytes(self) -> int:
         """Of one node: each rank has its part of the weights, and its range of the part's state."""
         return GPUS * (
-            aligned(math.ceil(2 * self.part)) + aligned(math.ceil(12 * self.part / self.layout.dp))
+            aligned_size(math.ceil(2 * self.part)) + aligned_size(math.ceil(12 * self.part / self.layout.dp))
         )
 
     @property
@@ -226,7 +226,7 @@ def page() -> str:
         "", f"Stall beyond the offload: {EXTRA_STALL:g} of a copy, the largest that was measured. "
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
         "trainer's layout. To an engine node: the whole model, through the chain of adr/0044, all of it "
-        "(where only changes travel, less; adr/0047). Upload and restore: all trainer nodes at once, "
+        "(where only changes travel, less). Upload and restore: all trainer nodes at once, "
         "at the rate of the store. Cases where weights, gradients and "
         f"optimizer need more than {ROOM:.0%} of a GPU are left out.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),

@@ -25,7 +25,7 @@ RUN: dict[str, Any] = {
     "rollout": {"n": 8, "max_response_tokens": 8192, "max_num_seqs": 128, "tp_size": 8},
     "genrms": [{"name": "judge", "model": "judge", "template": "{prompt}{completion}?",
                 "verdict": {"pattern": "([0-9])"}, "tp_size": 8, "max_num_seqs": 128}],
-    "placement": {"mode": "partial", "genrm_slabs": 2},
+    "placement": {"mode": "partial", "genrm_gpu_sets": 2},
     "optimizer": {"lr": 1.0e-6},
     "trainer": {"total_iterations": 100, "train_batch_size": 32, "mini_batch_size": 32,
                 "max_tokens_per_micro_batch": 16384},

@@ -15,14 +15,14 @@ from typing import Any
 from tests.bench.oversampling import BATCH, N, balance_of, lengths
 from tests.moving_slabs import JUDGE, double_holders, moving_run
 from tests.runs import rows, yatt
-from yatt.core.engine_model import EngineSpeed
-from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import sample_seed
-from yatt.core.split import RoleSpeed
+from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.split import RoleSpeed
+from yatt.core.samples.prompts import sample_seed
 from yatt.engine.script import _mixed
-from yatt.simulation.groups import Workload
-from yatt.simulation.iterations import SimulatedIteration, partial_iterations
-from yatt.simulation.sampling import SimulatedSample, SimulatedSetting
+from yatt.forecast.time.groups import Workload
+from yatt.forecast.time.iterations import SimulatedIteration, partial_iterations
+from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
 
 NUM_SLABS, ITERATIONS, WARM_UP = 6, 8, 3
 VERDICT, ROOMS = 60, {ROLLOUT: 16, JUDGE: 4}
@@ -64,7 +64,7 @@ class Lengths:
         return SimulatedSample(float(self._table[keys[drawn % len(keys)]]), {JUDGE: VERDICT + 1.0})
 
 
-def simulated(loads: Sequence[Load], genrm_slabs: int, *, is_dynamic: bool) -> list[SimulatedIteration]:
+def simulated(loads: Sequence[Load], genrm_gpu_sets: int, *, is_dynamic: bool) -> list[SimulatedIteration]:
     """The same iterations, with the speeds that the run measured."""
     roles = {}
     for role, room in ROOMS.items():
@@ -74,15 +74,15 @@ def simulated(loads: Sequence[Load], genrm_slabs: int, *, is_dynamic: bool) -> l
         roles[role] = RoleSpeed(speed=EngineSpeed(step_s, sequence_s), room=room)
     setting = SimulatedSetting(roles=roles, switch_s=0.02, is_dynamic=is_dynamic, decide_s=1.0)
     work = Workload(draw=Lengths().draw, num_groups=BATCH, group_size=N)
-    split = {ROLLOUT: NUM_SLABS - genrm_slabs, JUDGE: genrm_slabs}
+    split = {ROLLOUT: NUM_SLABS - genrm_gpu_sets, JUDGE: genrm_gpu_sets}
     return partial_iterations(setting, split, work, ITERATIONS, 0)
 
 
-def measure(folder: Path, split: str, genrm_slabs: int) -> Arm:
+def measure(folder: Path, split: str, genrm_gpu_sets: int) -> Arm:
     """Runs one arm."""
     script: dict[str, Any] = {"answers": [[5] * VERDICT], "seconds_per_step": 0.02}
     run = moving_run(
-        folder, "disaggregated", ITERATIONS, genrm_slabs=genrm_slabs, split=split, **script
+        folder, "disaggregated", ITERATIONS, genrm_gpu_sets=genrm_gpu_sets, split=split, **script
     )  # fmt: skip
     run.settings["genrms"][0]["max_num_seqs"] = ROOMS[JUDGE]
     done = yatt("run", str(run.write()))
@@ -92,10 +92,10 @@ def measure(folder: Path, split: str, genrm_slabs: int) -> Arm:
     balance = balance_of(run)
     assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     loads = [event for event in events if event["kind"] == "batch.load"]
-    expected = simulated(loads, genrm_slabs, is_dynamic=split == "dynamic")
+    expected = simulated(loads, genrm_gpu_sets, is_dynamic=split == "dynamic")
     moved = [event for event in events if event["kind"] == "slab.moved" and event["has_moved"]]
     return Arm(
-        f"{split}, {genrm_slabs}",
+        f"{split}, {genrm_gpu_sets}",
         statistics.mean(load["seconds"] for load in loads[WARM_UP:]),
         statistics.mean(each.seconds - each.switch_s for each in expected[WARM_UP:]),
         tuple(event["after"][JUDGE] for event in events if event["kind"] == "split.choose"),
@@ -125,9 +125,9 @@ def targets_of(arms: Sequence[Arm]) -> list[dict[str, Any]]:
 def run() -> dict[str, Any]:
     """Runs every arm and its simulation."""
     arms = []
-    for split, genrm_slabs in ARMS:
+    for split, genrm_gpu_sets in ARMS:
         with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
-            arms.append(measure(Path(folder), split, genrm_slabs))
+            arms.append(measure(Path(folder), split, genrm_gpu_sets))
         print(arms[-1], flush=True)
     best_s = min(arm.measured_s for arm in arms[:NUM_FIXED])
     slower = max(arm.measured_s for arm in arms[NUM_FIXED:]) / best_s - 1

@@ -12,12 +12,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from yatt.core.engine_model import EngineSpeed
-from yatt.core.placement import ROLLOUT
-from yatt.core.tail import RoleSpeed
-from yatt.simulation.groups import Workload
-from yatt.simulation.iterations import SimulatedIteration, colocated_iterations, partial_iterations
-from yatt.simulation.sampling import SimulatedSample, SimulatedSetting
+from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.tail import RoleSpeed
+from yatt.forecast.time.groups import Workload
+from yatt.forecast.time.iterations import SimulatedIteration, colocated_iterations, partial_iterations
+from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
 
 JUDGE = "genrm:judge"
 NUM_SLABS, HALF, SIGMA, CAP = 8, 16, 0.8, 8192
@@ -161,10 +161,10 @@ def run() -> dict[str, Any]:
     ]
     return {
         "title": "The policy of the split, simulated",
-        "how": f"`yatt/simulation`, {NUM_SLABS} slabs of 8 GPUs, 128 groups of 8, log-normal lengths of mean "
-        f"1,500 and at most {CAP}, verdicts of 600 + 0.15 tokens a token; groups are opened by the quota of "
-        f"runs; mean of the iterations {FIRST + 1} to {NUM_ITERATIONS}. The policy starts from 1, 4 and 7 "
-        "GenRM slabs; its column is "
+        "how": f"`yatt/forecast/time`, {NUM_SLABS} slabs of 8 GPUs, 128 groups of 8, log-normal lengths of "
+        f"mean 1,500 and at most {CAP}, verdicts of 600 + 0.15 tokens a token; groups are opened by the "
+        f"quota of runs; mean of the iterations {FIRST + 1} to {NUM_ITERATIONS}. The policy starts from 1, "
+        "4 and 7 GenRM slabs; its column is "
         f"the worst of them. Growing lengths: mean 800 to 4,000 over {NUM_ITERATIONS} iterations, switch "
         f"15 s, {DRIFT_SEEDS} seeds.",
         "head": ["switch", "groups dropped", "full colocation", "best fixed split (GenRM slabs)",

@@ -9,13 +9,13 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from yatt.core.engine_model import EngineSpeed
-from yatt.core.placement import ROLLOUT
-from yatt.core.prediction import NEVER_S, predict
-from yatt.core.tail import RoleSpeed
-from yatt.simulation.groups import SimulatedGroups, Workload
-from yatt.simulation.iterations import demand_of, partial_iterations
-from yatt.simulation.sampling import SimulatedSample, SimulatedSetting
+from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.prediction import NEVER_S, predicted_seconds
+from yatt.core.gpus.tail import RoleSpeed
+from yatt.forecast.time.groups import SimulatedGroups, Workload
+from yatt.forecast.time.iterations import batch_demand, partial_iterations
+from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 NUM_DRAWN, NUM_ITERATIONS, FIRST, SEEDS = 14, 12, 4, 2
@@ -41,8 +41,10 @@ class Drawn:
         """Fixed splits with the least predictions."""
         groups = round(self.work.num_groups / self.work.pass_rate)
         whole = Workload(draw=self.work.draw, num_groups=groups, group_size=self.work.group_size)
-        demand = demand_of([SimulatedGroups(whole, 0, 99).first()], self.work, [*self.roles])
-        cost_s = [(predict(each, demand, self.roles, ROLLOUT, NEVER_S), each) for each in self.splits()]
+        demand = batch_demand([SimulatedGroups(whole, 0, 99).first()], self.work, [*self.roles])
+        cost_s = [
+            (predicted_seconds(each, demand, self.roles, ROLLOUT, NEVER_S), each) for each in self.splits()
+        ]
         cost_s.sort(key=lambda each: each[0])
         return [split for seconds, split in cost_s[:MOST_FIXED] if seconds <= NEAR * cost_s[0][0]]
 
@@ -156,7 +158,7 @@ def run() -> dict[str, Any]:
     ]
     return {
         "title": "The policy of the split in drawn workloads",
-        "how": f"`yatt/simulation`, {NUM_DRAWN} drawn workloads (4 to 32 slabs, 1 or 2 GenRMs, lengths, "
+        "how": f"`yatt/forecast/time`, {NUM_DRAWN} drawn workloads (4 to 32 slabs, 1 or 2 GenRMs, lengths, "
         "rooms, speeds, shares of dropped groups, switch 0 to 30 s) and three in which an earlier policy was "
         "worse than a fixed split; the policy begins with one slab of rollout. Mean of the iterations "
         f"{FIRST + 1} to {NUM_ITERATIONS}, {SEEDS} seeds, against the fixed split that is best in hindsight, "

@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests.bench import cluster
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.curve import make_keys
-from yatt.adapters.files import make_private, publish, read_or_none
-from yatt.adapters.host_segment import SegmentWriter, Stamp, segment_path, weight_plan_path
-from yatt.config.load import load, resolved_text
-from yatt.control.gpus import fill, former_weights
-from yatt.control.gpus.uploads import host_stem
+from yatt.adapters.files.files import make_private, read_or_none, write_atomically
+from yatt.adapters.net.curve import make_keys
+from yatt.adapters.node_local.host_segment import SegmentWriter, Stamp, segment_path, weight_plan_path
+from yatt.config.load import load_run_config, resolved_text
+from yatt.control.gpus.weights import fill, former_weights
+from yatt.control.gpus.weights.uploads import host_stem
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.uploader.upload import Throttle
@@ -64,7 +64,7 @@ def prepare(root: Path, shm: Path, engine_nodes: int, *, sends_changes: bool) ->
     }  # fmt: skip
     empty = root / "empty.yaml"
     empty.write_text("{}\n")
-    config = load([empty], [f"{key}={value}" for key, value in settings.items()])
+    config = load_run_config([empty], [f"{key}={value}" for key, value in settings.items()])
     paths.config.write_text(resolved_text(config))
     make_keys(paths.keys)
     paths.attempt(cluster.ATTEMPT).mkdir(parents=True)
@@ -122,10 +122,10 @@ async def give(root: Path, size_bytes: int, nodes: int, repeats: int, share: flo
         for version in range(1, repeats + 1):
             words[chance.integers(0, len(words), int(share * len(words)))] += 1
             segment.complete(Stamp(cluster.ATTEMPT, version))
-            publish(root / f"ready-{version}", b"1")
+            write_atomically(root / f"ready-{version}", b"1")
             await _all_of(root, "done-{}-" + str(version), nodes)
         await stop.wait()
-        publish(root / "late-0", f"{lateness.end()}".encode())
+        write_atomically(root / "late-0", f"{lateness.end()}".encode())
 
 
 async def take(root: Path, index: int, nodes: int, repeats: int) -> None:
@@ -138,16 +138,16 @@ async def take(root: Path, index: int, nodes: int, repeats: int) -> None:
         lateness, taken_s = Lateness(), []
         for version in range(1, repeats + 1):
             order = c.TakeWeights(policy_version=version, probe=(), probe_logprobs=(), rounding=0.0, sums={})
-            publish(root / f"at-{index}-{version}", b"1")
+            write_atomically(root / f"at-{index}-{version}", b"1")
             await _all_of(root, "at-{}-" + str(version), nodes)
             await _all_of(root, f"ready-{version}", 2)
             began_s = time.monotonic()
             answer = await taker.controller.handle("node0", order)
             taken_s.append(time.monotonic() - began_s)
             assert isinstance(answer, m.Done), answer
-            publish(root / f"done-{index}-{version}", b"1")
-        publish(root / f"late-{index}", f"{lateness.end()}".encode())
-        publish(root / f"taken-{index}", json.dumps(taken_s[1:]).encode())
+            write_atomically(root / f"done-{index}-{version}", b"1")
+        write_atomically(root / f"late-{index}", f"{lateness.end()}".encode())
+        write_atomically(root / f"taken-{index}", json.dumps(taken_s[1:]).encode())
         await _all_of(root, "taken-{}", nodes)
 
 

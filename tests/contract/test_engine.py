@@ -18,11 +18,11 @@ from tests.tiny_models import (
     publish_tensors,
     write_publication,
 )
-from yatt.adapters.host_segment import HEADER_BYTES, segment_path
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.node_local.host_segment import HEADER_BYTES, segment_path
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
-from yatt.engine.published import INDEX_NAME, PublicationIndex
+from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -89,7 +89,7 @@ def transformers_logprobs(folder: str, ids: list[int]) -> list[float]:
     return [float(table[index, token]) for index, token in enumerate(ids[1:])]
 
 
-def sample(request_id: str, **more: object) -> m.Sample:
+def sample(request_id: str, **more: object) -> m.SampleRequest:
     facts = {
         "request_id": request_id,
         "prompt_ids": m.pack_ids(PROMPT),
@@ -99,10 +99,10 @@ def sample(request_id: str, **more: object) -> m.Sample:
         "top_k": -1,
         "max_tokens": 12,
     }
-    return m.Sample(**(facts | more))
+    return m.SampleRequest(**(facts | more))
 
 
-def run(engine: Engine, *samples: m.Sample) -> dict[str, m.Completed]:
+def run(engine: Engine, *samples: m.SampleRequest) -> dict[str, m.Completed]:
     for each in samples:
         engine.add(each)
     done: list[m.Completed] = []
@@ -259,7 +259,7 @@ def test_an_idle_engine_has_nothing_to_give(subject):
     assert subject.engine.abort(("nobody",)) == []
 
 
-def test_it_answers_as_before_after_sleep_and_wake(subject):
+def test_an_engine_answers_as_before_after_sleep_and_wake(subject):
     before = run(subject.engine, sample("one", ignore_eos=True))["one"]
     subject.engine.sleep()
     subject.engine.wake()
@@ -365,9 +365,9 @@ def test_weights_that_change_while_they_are_read_are_refused(subject, tmp_path, 
                 set_sequence(path, 3)
             yield item
 
-    for module in ("yatt.engine.transfer", "yatt.engine.transformers"):
+    for module in ("yatt.engine.weights.transfer", "yatt.engine.transformers"):
         if module in sys.modules:
-            monkeypatch.setattr(f"{module}.counted", overtaken)
+            monkeypatch.setattr(f"{module}.with_progress", overtaken)
     with pytest.raises(Exception, match="being changed; version 600"):
         subject.engine.load_weights(600, str(folder))
     with pytest.raises(WorkerFailed, match="has no whole weights"):

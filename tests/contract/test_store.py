@@ -9,9 +9,9 @@ import xxhash
 from tests.conftest import BUCKET
 from tests.runs import HANG_S
 from tests.shard_files import write_shards
-from yatt.checkpoint import store as store_module
-from yatt.checkpoint.shards import Shard, read_shards
-from yatt.checkpoint.store import open_store
+from yatt.checkpoint.local.shards import Shard, read_shards
+from yatt.checkpoint.store import store as store_module
+from yatt.checkpoint.store.store import open_store
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 
 
@@ -147,7 +147,7 @@ def test_shards_go_in_and_come_out(store):
 
 
 @pytest.mark.parametrize("store", ["folder", "s3"], indirect=True)
-def test_of_many_writers_at_once_one_wins(store):
+def test_an_exclusive_create_has_one_winner(store):
     outcomes: dict[int, bool] = {}
     gate = threading.Barrier(4)
 

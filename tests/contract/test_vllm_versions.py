@@ -8,8 +8,8 @@ from tests.packages import needs
 from tests.tiny_models import make_qwen3, publish_tensors
 from tests.unit.weights.test_registered_memory import Cuda
 from yatt.engine.build import build_engine
-from yatt.engine.published import read_publication
 from yatt.engine.vllm import attention_arguments
+from yatt.engine.weights.published import read_publication
 from yatt.weights import published
 from yatt.weights.registered_memory import MemoryRegistrar
 
@@ -59,14 +59,14 @@ def test_only_an_attention_backend_that_this_vllm_has_is_asked_for():
 
 
 def test_the_transfer_engine_has_all_that_this_vllm_calls_abstract():
-    from yatt.engine.transfer import HostCopyTransferEngine
+    from yatt.engine.weights.transfer import HostCopyTransferEngine
 
     assert HostCopyTransferEngine.__abstractmethods__ == frozenset()
 
 
 @pytest.mark.parametrize(("device", "num_registered"), [("cpu", 0), ("cuda", 1)])
 def test_an_update_on_a_gpu_reads_registered_memory(tmp_path, monkeypatch, device, num_registered):
-    from yatt.engine.transfer import HostCopyTransferEngine, HostCopyUpdateInfo
+    from yatt.engine.weights.transfer import HostCopyTransferEngine, HostCopyUpdateInfo
 
     class Model:
         """Takes what it is given, as a model on a GPU does, and notes what is registered meanwhile."""

@@ -19,9 +19,9 @@ from tests.faults.test_lost_nodes import controller, events, lost, workers
 from tests.faults.test_nodes_that_return import lose_and_wait
 from tests.runs import RunFile, kill, living, rows, start, wait_for
 from tests.tiny_models import make_scripted_model
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
-from yatt.control.rollouts.carried import read_state
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore
+from yatt.control.rollouts.groups.carried import read_state
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 ITERATIONS = 12
@@ -148,7 +148,7 @@ def judged(folder: Path) -> RunFile:
                "on_unparsable": "score", "unparsable_score": 0.5}  # fmt: skip
     run.settings["genrms"] = [section]
     run.settings["launch"]["nodes"] = 5
-    run.settings["placement"] |= {"genrm_slabs": 2}
+    run.settings["placement"] |= {"genrm_gpu_sets": 2}
     run.settings["trainer"]["total_iterations"] = STORM_ITERATIONS
     return run
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.crash_saves import SAVES, attempt_of, state_of, whole_checkpoint
 from tests.seeds import seed_of
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.store.store import FolderStore
 from yatt.uploader import upload as upload_module
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

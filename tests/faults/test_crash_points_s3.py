@@ -22,9 +22,9 @@ from tests.crash_saves import SAVES, attempt_of, state_of, whole_checkpoint
 from tests.faults.test_crash_points import where
 from tests.seeds import seed_of
 from tests.store_proxy import StoreProxy
-from yatt.checkpoint import store as store_module
-from yatt.checkpoint.store import Store, open_store
-from yatt.checkpoint.unfinished import abort_uploads
+from yatt.checkpoint.store import store as store_module
+from yatt.checkpoint.store.store import Store, open_store
+from yatt.checkpoint.store.unfinished import abort_uploads
 from yatt.uploader import upload as upload_module
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]

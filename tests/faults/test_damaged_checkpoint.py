@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.test_folder_between_attempts import Process
 from tests.runs import RunFile, command, kill, living, rows, start, wait_for, yatt
-from yatt.obs.metrics import results
+from yatt.obs.metrics import comparable_results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 ITERATIONS = 60
@@ -68,7 +68,7 @@ def test_a_flipped_bit_costs_one_checkpoint_and_changes_no_result(tmp_path: Path
 
 
 def metrics(run: RunFile) -> list[dict[str, Any]]:
-    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+    return [comparable_results(row) for row in rows(run.run_dir / "metrics.jsonl")]
 
 
 def test_with_no_whole_checkpoint_left_the_run_ends_and_says_so_instead_of_starting_over(

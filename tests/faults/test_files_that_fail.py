@@ -9,9 +9,9 @@ import pytest
 from tests.faults.test_folder_between_attempts import Process
 from tests.runs import HANG_S, REWARD, RunFile, command, rows, wait_for
 from tests.tiny_models import make_qwen3
-from yatt.adapters.files import unsealed_any
+from yatt.adapters.files.files import unsealed_any
 from yatt.config.site import SiteConfig
-from yatt.launch.plan import JobPlan, write_plan
+from yatt.launch.resolve.plan import JobPlan, write_plan
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults]
 
 def step_of(paths: RunPaths) -> list[str]:
     return [
-        "env", "SLURM_PROCID=0", sys.executable, "-m", "yatt.launch.step", "--run", str(paths.root),
+        "env", "SLURM_PROCID=0", sys.executable, "-m", "yatt.launch.node.step", "--run", str(paths.root),
         "--attempt", "1", "--indexes", "0",
     ]  # fmt: skip
 
@@ -52,8 +52,8 @@ READ_MODEL = """
 import sys, threading
 from functools import partial
 from pathlib import Path
-from yatt.adapters.patience import is_passing, patiently
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.files.patience import is_passing, with_retries
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.errors import ConfigError
 from yatt.weights.convert import HFTensors
 folder, weather, ticks = sys.argv[1], Path(sys.argv[2]), []
@@ -69,7 +69,7 @@ except ConfigError as error:
     assert is_passing(error), error
 else:
     raise AssertionError("nothing failed")
-assert patiently(partial(Tokenizer, folder)).encode("abc")
+assert with_retries(partial(Tokenizer, folder)).encode("abc")
 fail(".safetensors", 1.0)
 source = HFTensors(folder, tick=lambda: ticks.append(1))
 assert ticks, "no ticks while the folder was waited for"
@@ -96,7 +96,7 @@ def test_a_models_files_are_waited_for_with_ticks(tmp_path):
 # What Python makes of ESHUTDOWN is the error of a closed pipe too; of ETIMEDOUT, that of a limit.
 @pytest.mark.parametrize("number", [errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("name", ["reward.py", "policy/tokenizer.json", "policy/config.json"])
-def test_a_file_that_fails_before_the_start_is_nobodys_mistake(tmp_path, monkeypatch, name, number):
+def test_a_file_that_fails_before_the_start_is_no_mistake_of_the_user(tmp_path, monkeypatch, name, number):
     monkeypatch.setenv("YATT_SOAK_ERROR", str(number))
     run = RunFile(tmp_path / "a", {"launch": {"nodes": 1}, "trainer": {"total_iterations": 1}})
     argv, weather = command("run", str(run.write())), tmp_path / "weather"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S, ROOT, RunFile, command, environment, kill, living, rows, wait_for
-from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.ledger import attempts
+from yatt.adapters.files.files import make_within, sealed_record, write_atomically
+from yatt.adapters.run_folder.ledger import started_attempts
 from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleAttempt, StoppedWaiting
-from yatt.launch.folder_wait import FolderWait
+from yatt.launch.folder.folder_wait import FolderWait
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(480)]
@@ -98,7 +98,7 @@ def test_a_run_folder_that_fails_between_two_attempts_is_waited_for(between) -> 
     launcher.goes_on()
     launcher.weather.unlink()
     assert launcher.ends_with(300) == 0, launcher.said
-    assert [attempt.ended["exit_code"] for attempt in attempts(RunPaths(run.run_dir))] == [1, 0]
+    assert [attempt.ended["exit_code"] for attempt in started_attempts(RunPaths(run.run_dir))] == [1, 0]
     steps = [row["training/global_step"] for row in rows(run.run_dir / "metrics.jsonl")]
     assert steps == list(range(1, 7))
 
@@ -113,10 +113,10 @@ def test_a_signal_ends_the_wait_for_the_run_folder(between) -> None:
 def test_the_launcher_of_a_job_waits_for_the_run_folder_too(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.claims.mkdir(parents=True)
-    publish(paths.finished, sealed({}, 1))
+    write_atomically(paths.finished, sealed_record({}, 1))
     weather = tmp_path / "weather"
     weather.write_text("error")
-    argv = [sys.executable, "-m", "yatt.launch.job", str(paths.root)]
+    argv = [sys.executable, "-m", "yatt.launch.attempt.job", str(paths.root)]
     job = Process(argv, paths.root, weather)
     try:
         wait_for(job.waits, timeout_s=60, what="the launcher to wait")
@@ -130,7 +130,7 @@ def test_the_launcher_of_a_job_waits_for_the_run_folder_too(tmp_path: Path) -> N
 READ_DATA = """
 import sys
 from pathlib import Path
-from yatt.adapters.dataset import RowFiles, check_rows
+from yatt.adapters.inputs.dataset import RowFiles, check_rows
 from yatt.config.schema import DataSection
 data = DataSection(train_files=(sys.argv[1],), ground_truth_key="")
 try:

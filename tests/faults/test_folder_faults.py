@@ -14,11 +14,11 @@ from tests import host_copies
 from tests.host_copies import Trainer
 from tests.obs_runs import event, make_run
 from tests.saves import committed, save
-from yatt.adapters.full_disk import fault_of_room
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.store import FolderStore
-from yatt.cli.look import status
+from yatt.adapters.files.full_disk import fault_of_room
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import FolderStore
+from yatt.cli.commands.look import status
 from yatt.errors import YattError
 from yatt.uploader import upload as upload_module
 

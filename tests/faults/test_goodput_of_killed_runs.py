@@ -67,7 +67,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
     assert math.isclose(sum(seconds.values()), wall_s, abs_tol=1e-6)
     told_of = [e["t"] / 1e9 for e in rows(run.run_dir / "events.jsonl")]
     assert max(told_of) - min(told_of) - 0.1 < wall_s < took_s, "from the first start to the end"
-    for name in ("rollout", "train", "switch", "publication", "save stall", "wasted", "restore", "start-up"):
+    for name in ("rollout", "train", "switch", "weight update", "saving", "wasted", "restore", "start-up"):
         assert seconds[name] > 0, (name, seconds)
     assert seconds["not running"] > idle_s and seconds["queue"] == 0
     assert seconds["other"] < 0.1 * wall_s, "nearly all time is accounted for"
@@ -81,7 +81,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_all_of_its_time(tmp_path)
 
     saves = told(run)["save_interval"]
     assert saves["failures"] == 1 and saves["is_assumed"] and saves["saves"] == 3 and saves["stall_s"] > 0
-    assert re.search(r"goodput     \d+% of .*: wasted \d+%", yatt("status", str(run.run_dir)).stdout)
+    assert re.search(r"useful time \d+% of .*: wasted \d+%", yatt("status", str(run.run_dir)).stdout)
     yatt("report", str(run.run_dir))
     page = (run.run_dir / "report.html").read_text()
     assert (

@@ -11,9 +11,9 @@ import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import NUM_PROMPTS, RunFile, kill, living, rows, start, wait_for, yatt
-from yatt.adapters.record_file import RecordReader
-from yatt.control.rollouts.kept_files import LINE, kept_files
-from yatt.core.prompts import RowSource, row_order
+from yatt.adapters.files.record_file import RecordReader
+from yatt.control.rollouts.groups.kept_files import LINE, kept_files
+from yatt.core.samples.prompts import RowSource, row_order
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -14,13 +14,13 @@ from tests.faults.test_lost_nodes import run_file
 from tests.faults.test_resume_exact import final_state, finish_under_fire, metrics
 from tests.runs import RunFile, living, yatt
 from tests.seeds import seed_of
-from yatt.adapters.files import temporaries
+from yatt.adapters.files.files import temporary_files
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 PLACEMENTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "partial": (2, {"mode": "partial", "genrm_slabs": 1}),
-    "disaggregated": (5, {"mode": "disaggregated", "trainer_nodes": 2, "genrm_slabs": 1}),
+    "partial": (2, {"mode": "partial", "genrm_gpu_sets": 1}),
+    "disaggregated": (5, {"mode": "disaggregated", "trainer_nodes": 2, "genrm_gpu_sets": 1}),
     "colocated": (2, {"mode": "colocated"}),
 }
 KILLS = int(os.environ.get("YATT_KILLS", "3"))
@@ -49,4 +49,4 @@ def test_kills_change_nothing(tmp_path: Path, name: str) -> None:
     assert metrics(disturbed) == metrics(calm), hits
     assert living(disturbed.run_dir) == {}
     assert disturbed.leftovers() == [], "sockets, journals or weights of dead attempts"
-    assert temporaries(disturbed.run_dir) == [], "files half written"
+    assert temporary_files(disturbed.run_dir) == [], "files half written"

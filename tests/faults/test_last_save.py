@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.test_saves_in_flight import events, same_end
 from tests.runs import RunFile, killed_when, rows, start, wait_for, yatt
-from yatt.adapters.ledger import STOP, newest_attempt, note
-from yatt.core.time_left import RESERVE_S
+from yatt.adapters.run_folder.ledger import STOP, newest_attempt, write_record
+from yatt.core.phases.time_left import RESERVE_S
 from yatt.obs.metrics import STEP
 from yatt.paths import RunPaths
 
@@ -50,7 +50,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 def stop(run: RunFile, left_s: float) -> None:
     """As the launcher of a Slurm job does after a warning."""
     paths = RunPaths(run.run_dir)
-    note(paths, newest_attempt(paths), STOP, {"reason": "the time limit is near", "left_s": left_s})
+    write_record(paths, newest_attempt(paths), STOP, {"reason": "the time limit is near", "left_s": left_s})
 
 
 def stopped(run: RunFile, left_s: float, *, after: int = 2) -> str:

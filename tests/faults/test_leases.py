@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> RunFile:
         tmp_path,
         {
             "genrms": [section],
-            "placement": {"mode": "partial", "genrm_slabs": 1},
+            "placement": {"mode": "partial", "genrm_gpu_sets": 1},
             "trainer": {"total_iterations": 12},
             "lease": {"renew_s": 0.5, "ttl_s": 10.0, "release_s": 60.0, "term_s": 4.0},
         },

@@ -15,10 +15,10 @@ from tests.faults.test_saves_in_flight import events, same_end
 from tests.runs import RunFile, held_after, killed_when, start, wait_for, yatt
 from tests.seeds import seed_of
 from tests.store_proxy import StoreProxy
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import newest_attempt
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore, Store
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.ledger import newest_attempt
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore, Store
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
@@ -109,7 +109,7 @@ def test_between_saves_there_are_two_and_clean_takes_those_of_an_ended_run(tmp_p
     shown = yatt("clean", str(tmp_path / "disk"), str(run.scratch), str(run.shm))
     assert "yatt-ckpt" not in shown.stdout and local_files(run), "it can go on"
     paths = RunPaths(run.run_dir)
-    publish(paths.finished, sealed({}, newest_attempt(paths)))
+    write_atomically(paths.finished, sealed_record({}, newest_attempt(paths)))
     shown = yatt("clean", "--dry-run", str(tmp_path / "disk"))
     assert "would remove" in shown.stdout and local_files(run)
     shown = yatt("clean", str(tmp_path / "disk"))

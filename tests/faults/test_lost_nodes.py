@@ -22,11 +22,11 @@ import pytest
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, held_after, kill, living, popen, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3, make_scripted_model
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.files import unsealed
-from yatt.config.load import load
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
+from yatt.adapters.files.files import record_in
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.config.load import load_run_config
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 SILENCE_S = 10.0
 SOON = "(ended, and was started again|was not heard of for 10)"  # whichever is sooner
 ITERATIONS = 16
-SPLIT = {"mode": "disaggregated", "trainer_nodes": 2, "genrm_slabs": 2}  # nodes 2, 3 sample, 4, 5 judge
+SPLIT = {"mode": "disaggregated", "trainer_nodes": 2, "genrm_gpu_sets": 2}  # nodes 2, 3 sample, 4, 5 judge
 
 
 def run_file(folder: Path, nodes: int, placement: dict[str, Any]) -> RunFile:
@@ -165,7 +165,7 @@ def test_losses_are_noticed_in_time_and_written_down(disturbed: Disturbed) -> No
     assert silent["silence_s"] >= SILENCE_S
     for event in disturbed.losses:
         path = RunPaths(disturbed.run.run_dir).lost(1, event["node"])
-        record = unsealed(path.read_bytes(), 1)
+        record = record_in(path.read_bytes(), 1)
         assert record is not None
         assert (record["node"], record["goes_on"]) == (event["node"], True)
 
@@ -202,7 +202,7 @@ def test_weights_come_from_owners_in_turn(disturbed: Disturbed) -> None:
 
 
 def test_the_loss_of_the_only_judge_ends_the_attempt_and_the_next_one_finishes(tmp_path: Path) -> None:
-    run = run_file(tmp_path, 3, {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1})
+    run = run_file(tmp_path, 3, {"mode": "disaggregated", "trainer_nodes": 1, "genrm_gpu_sets": 1})
     process = start("run", str(run.write()))
     try:
         wait_for(lambda: events(run, "ckpt.commit"), timeout_s=90, what="the first checkpoint")
@@ -254,7 +254,7 @@ def test_a_node_whose_engine_fails_again_and_again_gives_up_and_the_run_goes_on(
 
 def controllers(run: RunFile, nodes: list[int], absent: str) -> Iterator["subprocess.Popen[str]"]:
     """An attempt without its launcher: the controllers of these nodes."""
-    paths = open_folder(completed(load([run.write()], [])))
+    paths = open_folder(completed_config(load_run_config([run.write()], [])))
     attempt = claim_attempt(paths)
     for node in nodes:
         argv = [sys.executable, "-m", "yatt.control", "--run", str(paths.root), "--attempt", str(attempt)]

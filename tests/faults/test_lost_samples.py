@@ -10,7 +10,7 @@ import pytest
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.control.gpus.workers import MOST_DEATHS
-from yatt.control.rollouts.reward_pool import PATIENCE
+from yatt.control.rollouts.scoring.reward_pool import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -10,17 +10,24 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S, RunFile, kill, living, rows, start, wait_for
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import COMMITTED, STARTED, known_commit, look_whether_finished, note, record
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.ownership import owner_of
-from yatt.checkpoint.run_store import claimed_run_store
-from yatt.checkpoint.store import FolderStore
-from yatt.config.load import load
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.ledger import (
+    COMMITTED,
+    STARTED,
+    known_commit,
+    look_whether_finished,
+    record_of_attempt,
+    write_record,
+)
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.ownership import store_owner
+from yatt.checkpoint.commit.run_store import claimed_run_store
+from yatt.checkpoint.store.store import FolderStore
+from yatt.config.load import load_run_config
 from yatt.errors import CheckpointsMissing
-from yatt.launch.committed import await_committed
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
+from yatt.launch.folder.committed import await_committed
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -96,17 +103,17 @@ def test_an_unmounted_store_is_waited_for_and_gone_on_from(tmp_path: Path, commi
 
 
 def opened(folder: Path) -> tuple:
-    config = completed(load([run_file(folder).write()], []))
+    config = completed_config(load_run_config([run_file(folder).write()], []))
     config = replace(config, launch=replace(config.launch, phase_timeout_s=1.0))
     return config, open_folder(config)
 
 
 def test_the_wait_for_an_unmounted_store_ends_with_what_the_ledger_knows(tmp_path: Path) -> None:
     config, paths = opened(tmp_path)
-    note(paths, 1, STARTED, {})
+    write_record(paths, 1, STARTED, {})
     said: list[str] = []
     assert await_committed(config, paths.root, is_told=lambda: False, say=said.append) == 0
-    note(paths, 1, COMMITTED, {"iteration": 4})
+    write_record(paths, 1, COMMITTED, {"iteration": 4})
     with pytest.raises(CheckpointsMissing, match=r"iteration 4 of this run was committed .*000001 says so"):
         await_committed(config, paths.root, is_told=lambda: False, say=said.append)
     assert len(said) == 1
@@ -117,12 +124,12 @@ def test_a_controller_neither_claims_nor_uses_a_store_that_is_not_there(tmp_path
     store = tmp_path / "mount" / "store"
     (store / "run_id").unlink()
     claimed_run_store(config, paths.root, print)
-    note(paths, 1, COMMITTED, {"iteration": 4})
+    write_record(paths, 1, COMMITTED, {"iteration": 4})
     (store / "run_id").unlink()
     with pytest.raises(CheckpointsMissing) as caught:
         claimed_run_store(config, paths.root, print)
     assert caught.value.exit_code == 1
-    assert owner_of(FolderStore(store)) == ""
+    assert store_owner(FolderStore(store)) == ""
 
 
 def test_a_late_commit_of_a_stale_attempt_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
@@ -131,7 +138,7 @@ def test_a_late_commit_of_a_stale_attempt_is_no_sign_of_a_missing_store(tmp_path
     for attempt in (1, 2):  # the second goes on from the beginning before the first has committed anything
         Checkpoints(store, attempt, config.run.id).adopt(None)
     store.create("manifests/00000001.000001.json", b"{}")
-    note(paths, 1, COMMITTED, {"iteration": 1})
+    write_record(paths, 1, COMMITTED, {"iteration": 1})
     assert Checkpoints(store, 3, config.run.id).candidates().names == ()
     claimed_run_store(config, paths.root, print)
 
@@ -140,8 +147,8 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = RunPaths(tmp_path)
-    note(paths, 1, STARTED, {"committed": 2})
-    publish(paths.attempt(1) / COMMITTED, sealed({"iteration": 9}, 1)[:-4])
+    write_record(paths, 1, STARTED, {"committed": 2})
+    write_atomically(paths.attempt(1) / COMMITTED, sealed_record({"iteration": 9}, 1)[:-4])
     assert known_commit(paths) == (2, 1)
     opening = os.open
 
@@ -157,7 +164,7 @@ def test_a_torn_record_is_no_commit_and_one_that_cannot_be_read_is_not_taken_for
     (paths.attempt(1) / COMMITTED).unlink()
     (paths.attempt(1) / COMMITTED).mkdir()
     assert known_commit(paths) == (2, 1), "a folder in its place is damage, which does not pass"
-    assert record(paths, 1, COMMITTED) == {}
+    assert record_of_attempt(paths, 1, COMMITTED) == {}
     assert f"{COMMITTED} should be a record, but is a folder" in caplog.text
 
 
@@ -168,5 +175,5 @@ def test_a_note_of_the_end_that_cannot_be_read_is_not_taken_for_absent(tmp_path:
     with pytest.raises(IsADirectoryError):
         look_whether_finished(paths)
     paths.finished.rmdir()
-    publish(paths.finished, sealed({}, 1))
+    write_atomically(paths.finished, sealed_record({}, 1))
     assert look_whether_finished(paths)

@@ -127,5 +127,5 @@ def test_a_run_that_is_stopped_in_a_move_continues_with_its_last_split(tmp_path:
     balance = balance_of(run)
     assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
-    splits = [row["placement/slabs/rollout"] for row in trained]
+    splits = [row["placement/gpu_sets/rollout"] for row in trained]
     assert len(splits) == ITERATIONS

@@ -143,7 +143,7 @@ def test_a_slab_is_taken_back_while_an_engine_of_it_cannot_begin(tmp_path: Path,
         ends = wait_for(lambda: ends_of(run, f"{SECOND}.2"), timeout_s=60, what="the start to be abandoned")
         lease.release()
     finish(process)
-    assert ends == ["was not started: its slab was taken back"]
+    assert ends == ["was not started: its GPU set was taken back"]
     assert started(run) == ["genrm-judge-n0s0.1", f"{FIRST}.1", f"{SECOND}.1", f"{SECOND}.3"]
     check_as_wide(run, wide)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.test_lost_nodes import SPLIT, controller, events, run_file, workers
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, kill, living, start, wait_for, yatt
-from yatt.adapters.files import unsealed
+from yatt.adapters.files.files import record_in
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -91,7 +91,7 @@ def test_each_return_is_a_new_life_and_works(returned: Returned) -> None:
     fetched = Counter(e["node"] for e in events(returned.run, "weights.fetch"))
     assert fetched[3] > 3, "it takes weights again after its return"
     for node, life in ((3, 3), (4, 2)):
-        record = unsealed(RunPaths(returned.run.run_dir).lost(1, node).read_bytes(), 1)
+        record = record_in(RunPaths(returned.run.run_dir).lost(1, node).read_bytes(), 1)
         assert record is not None
         assert record["joined"] == life
 

@@ -11,7 +11,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
-NURSERY = "yatt.adapters.nursery"
+NURSERY = "yatt.adapters.processes.nursery"
 
 
 def run_file(folder: Path, **launch: Any) -> RunFile:

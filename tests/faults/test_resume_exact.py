@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
-from yatt.adapters.files import temporaries
-from yatt.obs.metrics import results
+from yatt.adapters.files.files import temporary_files
+from yatt.obs.metrics import comparable_results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 NUM_KILLS = 8 if int(os.environ.get("YATT_KILLS", "3")) <= 3 else 20
 ITERATIONS = 10 + 7 * NUM_KILLS
 VICTIMS = (
-    "yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader", "yatt.adapters.nursery",
-    "everything",
+    "yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward", "yatt.uploader",
+    "yatt.adapters.processes.nursery", "everything",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def final_state(run: RunFile) -> dict[str, str]:
 
 
 def metrics(run: RunFile) -> list[dict[str, Any]]:
-    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+    return [comparable_results(row) for row in rows(run.run_dir / "metrics.jsonl")]
 
 
 def strike(run: RunFile, victim: str, launcher_pid: int, draw: random.Random) -> list[str]:
@@ -65,7 +65,9 @@ def until_up_or_ended(run: RunFile, process: "subprocess.Popen[str]") -> None:
     wait_for(holds, timeout_s=90, what="the run to come up")
 
 
-def finish_under_fire(run: RunFile, num_kills: int, seed: int, settle_s: tuple[float, float]) -> list[str]:
+def finish_under_fire(
+    run: RunFile, num_kills: int, seed: int, settle_s: tuple[float, float], victims: tuple[str, ...] = VICTIMS
+) -> list[str]:
     """Run to the end while killing; starts the command again whenever it has ended."""
     draw, hits = random.Random(seed), []
     file = str(run.write())
@@ -75,7 +77,7 @@ def finish_under_fire(run: RunFile, num_kills: int, seed: int, settle_s: tuple[f
             until_up_or_ended(run, process)
             time.sleep(draw.uniform(*settle_s))
             if process.poll() is None:
-                hits += strike(run, draw.choice(VICTIMS), process.pid, draw)[:1]
+                hits += strike(run, draw.choice(victims), process.pid, draw)[:1]
                 time.sleep(0.3)
             if process.poll() is not None:
                 if (run.run_dir / "finished").exists():
@@ -104,17 +106,12 @@ def step(text, episode):
 """
 
 
-def with_turns_and_media(folder: Path) -> RunFile:
-    """A run whose samples have up to three turns, and whose completions depend on the bytes of images."""
-    images = folder / "images"
-    images.mkdir()
+def with_turns(folder: Path) -> RunFile:
+    """A run whose samples have up to three turns."""
     lines = []
     for number in range(64):
-        data = random.Random(number).randbytes(1000)
-        (images / f"{number}.png").write_bytes(data)
-        digest = hashlib.sha256(data).hexdigest()
         row = {"prompt": f"{number} is", "extra_info": {"index": number}, "data_source": "sum"}
-        lines.append(json.dumps({**row, "images": [{"path": f"{number}.png", "sha256": digest}]}) + "\n")
+        lines.append(json.dumps(row) + "\n")
     (folder / "train.jsonl").write_text("".join(lines))
     (folder / "environment.py").write_text(ENVIRONMENT)
     return RunFile(
@@ -122,7 +119,6 @@ def with_turns_and_media(folder: Path) -> RunFile:
         {
             "trainer": {"total_iterations": ITERATIONS},
             "run": {"max_attempts_without_progress": 50},
-            "data": {"media_key": "images", "media_root": str(images)},
             "environment": {"path": str(folder / "environment.py"), "max_turns": 3},
             "rollout": {"max_response_tokens": 48},
         },
@@ -131,9 +127,9 @@ def with_turns_and_media(folder: Path) -> RunFile:
 
 @pytest.fixture(scope="module")
 def scripted_twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, RunFile, list[str]]:
-    calm = with_turns_and_media(tmp_path_factory.mktemp("calm"))
+    calm = with_turns(tmp_path_factory.mktemp("calm"))
     assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
-    disturbed = with_turns_and_media(tmp_path_factory.mktemp("disturbed"))
+    disturbed = with_turns(tmp_path_factory.mktemp("disturbed"))
     hits = finish_under_fire(disturbed, NUM_KILLS, seed=1, settle_s=(0.1, 6.0))
     return calm, disturbed, hits
 
@@ -159,4 +155,4 @@ def test_nothing_is_left_behind(scripted_twins) -> None:
     _, disturbed, _ = scripted_twins
     assert living(disturbed.run_dir) == {}
     assert disturbed.leftovers() == [], "sockets, journals or weights of dead attempts"
-    assert temporaries(disturbed.run_dir) == [], "files half written"
+    assert temporary_files(disturbed.run_dir) == [], "files half written"

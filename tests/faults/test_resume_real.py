@@ -34,7 +34,7 @@ def settings(folder: Path) -> dict:
         "run": {"max_attempts_without_progress": 20},
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True},
         "genrms": [section],
-        "placement": {"mode": "partial", "genrm_slabs": 1},
+        "placement": {"mode": "partial", "genrm_gpu_sets": 1},
         "trainer": {"total_iterations": 6 * NUM_KILLS, **LAYOUT},
         "sync": {"probe_prompts": 2},
     }

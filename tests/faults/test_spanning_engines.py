@@ -114,7 +114,7 @@ def test_a_genrm_over_two_nodes_beside_rollout_engines_of_one_slot(tmp_path: Pat
                "on_unparsable": "score", "unparsable_score": 0.5}  # fmt: skip
     run = scripted_run(
         tmp_path / "run", tp_size=1, iterations=2, genrms=[section],
-        launch={"nodes": 4, "gpus_per_node": 2}, placement={"mode": "partial", "genrm_slabs": 2},
+        launch={"nodes": 4, "gpus_per_node": 2}, placement={"mode": "partial", "genrm_gpu_sets": 2},
     )  # fmt: skip
     process = start("run", str(run.write()))
     sampling(run, 2)

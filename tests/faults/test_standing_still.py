@@ -16,10 +16,10 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import HANG_S, RunFile, environment, kill, rows, wait_for, yatt
 from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.unit.core.test_placement import config
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -76,7 +76,7 @@ def supervisor_of(folder: Path, start_timeout_s: float, told: list[str]) -> Supe
     run = config(1, 1, 0, 0)
     run = replace(run, launch=replace(run.launch, start_timeout_s=start_timeout_s))
     node = Node(
-        config=run, paths=RunPaths(folder), placement=place(run), attempt=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(folder), placement=placement_of(run), attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
     node.paths.log(1, "x").parent.mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_start_that_stands_still_is_given_up(how: str, tmp_path: Path, monkeyp
         asyncio.run(asyncio.wait_for(main(), HANG_S))
     expected = {
         "time": [f"could not be started: {tmp_path}/venv/bin/python does not begin"],
-        "taken back": ["was not started: its slab was taken back"],
+        "taken back": ["was not started: its GPU set was taken back"],
         "closed": [],
     }
     assert told == expected[how]

@@ -28,17 +28,17 @@ from tests.runs import (
     wait_for,
 )
 from tests.shard_files import write_shards
-from yatt.adapters.patience import is_passing
-from yatt.checkpoint import store as store_module
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.shards import FETCH_BYTES, PIECE_BYTES, Shard, read_shards
-from yatt.checkpoint.store import Store, open_store
-from yatt.config.load import load
+from yatt.adapters.files.patience import is_passing
+from yatt.checkpoint.local.shards import FETCH_BYTES, PIECE_BYTES, Shard, read_shards
+from yatt.checkpoint.store import store as store_module
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import Store, open_store
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
-from yatt.launch.preflight import check_store
+from yatt.launch.checks.preflight import check_store
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -350,13 +350,13 @@ def test_a_run_is_started_again_while_its_store_is_away_and_a_new_one_is_not(
         options = {"endpoint_url": f"http://127.0.0.1:{road.port}"}
         url = f"s3://checkpoints/{tmp_path.name}-{folder.name}"
         run = RunFile(folder, {"checkpoint": {"url": url, "storage_options": options}})
-        return completed(load([run.write()], []))
+        return completed_config(load_run_config([run.write()], []))
 
     known = config_in(tmp_path / "known")
     open_folder(known)
     road.close()
     check_store(known)
-    assert open_folder(completed(known)).config.exists()
+    assert open_folder(completed_config(known)).config.exists()
     new = config_in(tmp_path / "new")
     with pytest.raises(ConfigError, match="cannot be used from this machine"):
         check_store(new)

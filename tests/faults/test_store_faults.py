@@ -19,14 +19,14 @@ from tests.runs import HANG_S, RunFile, rows, start, wait_for, yatt
 from tests.saves import committed, save
 from tests.store_proxy import Fault, StoreProxy, after
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
-from yatt.adapters.host_segment import AREAS
-from yatt.checkpoint import store as store_module
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.store import Store, open_store
-from yatt.checkpoint.unfinished import abort_uploads
-from yatt.core.checkpoint_names import manifest_name
-from yatt.core.claims import Commit
+from yatt.adapters.node_local.host_segment import AREAS
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store import store as store_module
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import Store, open_store
+from yatt.checkpoint.store.unfinished import abort_uploads
+from yatt.core.attempts.checkpoint_names import manifest_name
+from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError, StoreUnreachable
 from yatt.obs.metrics import STEP
 from yatt.records import message as m

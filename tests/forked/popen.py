@@ -39,7 +39,7 @@ FORKED = ("yatt.", "tests.nursery", "tests.integration.trainer.", "tests.bench.c
 """How the names of modules begin that a forked process may run."""
 
 INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a started process ignores if its parent does; not SIGHUP (`yatt.adapters.bound`)."""
+"""Signals that a started process ignores if its parent does; not SIGHUP (`yatt.adapters.processes.bound`)."""
 
 LIMITS = tuple(getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_"))
 

@@ -42,8 +42,9 @@ OWNERS = ("yatt.cli.main", "yatt.control")
 
 MAINS = ("yatt.control", "yatt.genrm", "yatt.reward", "yatt.rollout", "yatt.trainer", "yatt.uploader")
 LIBRARIES = (
-    "yatt.cli.main", "yatt.launch.attempts", "yatt.launch.backends.local", "yatt.launch.input_trial",
-    "yatt.reward.trial", "yatt.obs.trackers.follow", "yatt.adapters.nursery", "transformers",
+    "yatt.cli.main", "yatt.launch.attempt.attempts", "yatt.launch.attempt.on_this_machine",
+    "yatt.launch.checks.input_trial",
+    "yatt.reward.trial", "yatt.obs.trackers.follow", "yatt.adapters.processes.nursery", "transformers",
     "vllm.v1.engine.llm_engine", "yatt.engine.vllm", "yatt.engine.scripted", "yatt.engine.transformers",
 )  # fmt: skip
 PR_SET_PDEATHSIG = 1
@@ -113,7 +114,7 @@ def _end(code: int) -> NoReturn:
 
 def _import_everything() -> None:
     """Imports what the programs import. What that sets in the environment is forgotten: it is for GPUs."""
-    from yatt.trainer import cpu_shim
+    from yatt.trainer.mcore import cpu_shim
 
     gc.disable()
     with cpu_shim._uncompiled():  # which a rank on CPU installs itself
@@ -147,9 +148,8 @@ def _served(link: socket.socket) -> tuple[Order, list[int]]:
 
 def _become(order: Order, descriptors: Sequence[int]) -> None:
     """Makes this process what a started one would be, and answers that it is."""
-    from yatt.adapters import bound
-    from yatt.adapters.nursery import _seed_anew
-    from yatt.adapters.shown_words import show_words
+    from yatt.adapters.processes import bound
+    from yatt.adapters.processes.nursery import _seed_anew, show_words
 
     if order.is_session:
         os.setsid()
@@ -162,7 +162,7 @@ def _become(order: Order, descriptors: Sequence[int]) -> None:
     if bound.MARK in env:
         bound.ignore_signals_for_controllers()
     if cpus := env.pop(bound.CPUS, ""):
-        bound.bind(cpus)
+        bound.bind_to_cpus(cpus)
     show_words(words, env)
     os.environ.clear()
     os.environ.update(env)
@@ -242,7 +242,7 @@ def _own_stem(fixed: Mapping[str, str], descriptors: Sequence[int]) -> socket.so
 def _fork_children(stem: Stem, pid: int) -> None:
     """Replaces where yatt starts processes, in this process's memory; and how it looks for orphans: its stem
     is none, nor is what other threads have started."""
-    from yatt.adapters import orphans, process
+    from yatt.adapters.processes import orphans, process
 
     started, children = process.spawn_to, orphans._children
 

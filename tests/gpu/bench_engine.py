@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tests.gpu.cases import Benchmark, Case, Place, Row, run_in_process, words_of
 from yatt.engine.build import build_engine, import_library
-from yatt.engine.environment import choose_device, prepare
+from yatt.engine.environment import choose_device, prepare_environment
 from yatt.engine.protocol import EngineOptions
-from yatt.engine.published import read_publication
+from yatt.engine.weights.published import read_publication
 from yatt.records import message as m
 
 PROBE = [[(7 * row + 3 * at) % 59 + 3 for at in range(24)] for row in range(4)]
@@ -102,7 +102,7 @@ def measure_engine(settings: Row, place: Place) -> Row:
         if "failed" in published:
             return published
     device = choose_device("auto")
-    prepare(device=device, threads=1)
+    prepare_environment(device=device, threads=1)
     import_library("vllm")
     options = EngineOptions(
         model=str(place.model(settings["shape"])), dtype="bfloat16" if device == "cuda" else "float32",
@@ -156,7 +156,7 @@ def _weights(engine, folder: Path, row: Row) -> None:
 def measure_plain(settings: Row, place: Place) -> Row:
     """`vllm.LLM.generate` with the same requests."""
     device = choose_device("auto")
-    prepare(device=device, threads=1)
+    prepare_environment(device=device, threads=1)
     from vllm import LLM, SamplingParams
 
     on_cpu = {
@@ -195,9 +195,9 @@ def _rate(engine, settings: Row, turn: int) -> float:
     return sampled / (time.perf_counter() - began_s)
 
 
-def _sample(request_id: str, ids: list[int], *, seed: int, max_tokens: int) -> m.Sample:
+def _sample(request_id: str, ids: list[int], *, seed: int, max_tokens: int) -> m.SampleRequest:
     """A request whose completion has all its tokens."""
-    return m.Sample(
+    return m.SampleRequest(
         request_id=request_id, prompt_ids=m.pack_ids(ids), seed=seed, temperature=1.0, top_p=1.0, top_k=-1,
         max_tokens=max_tokens, ignore_eos=True,
     )  # fmt: skip

@@ -58,7 +58,7 @@ def step(settings: Row, place: Place) -> Row:
     import torch
 
     from tests.gpu.rank import Rank
-    from yatt.trainer import logprobs
+    from yatt.trainer.forward import logprobs
 
     shape, lengths = SHAPES[settings["shape"]], [settings["length"]] * settings["samples"]
     if settings["head"] == "whole":
@@ -159,7 +159,7 @@ def attention(settings: Row, place: Place) -> Row:
         return torch.cat([x[0].transpose(0, 1) for x in out])
 
     def in_one_call() -> torch.Tensor:
-        from yatt.trainer.varlen import varlen_attn
+        from yatt.trainer.attention.varlen import varlen_attn
 
         ends = torch.tensor([0, *lengths], device=device).cumsum(0).int()
         return varlen_attn(*qkv, ends, ends, max(lengths), max(lengths), window_size=(-1, 0), enable_gqa=True)

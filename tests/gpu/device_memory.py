@@ -25,7 +25,7 @@ class MemoryRecorder:
             self._thread.join()
 
     def _record(self) -> None:
-        from yatt.adapters.nvml import Nvml
+        from yatt.adapters.machine.nvml import Nvml
 
         device, began_s = Nvml(("0",)), time.monotonic()
         with self._file.open("w") as lines:

@@ -83,8 +83,8 @@ def kernels(_: Row, __: Place) -> Row:
     import torch
     from torch.nn.attention.varlen import varlen_attn
 
-    from yatt.trainer.grouped_product import product_is_right
-    from yatt.trainer.varlen import varlen_is_right
+    from yatt.trainer.attention.varlen import varlen_is_right
+    from yatt.trainer.mcore.grouped_product import product_is_right
 
     row: Row = {"torch": torch.__version__, "varlen_signature": str(inspect.signature(varlen_attn))}
     if torch.cuda.is_available():
@@ -99,10 +99,9 @@ def store(settings: Row, _: Place) -> Row:
     import torch
     import torch.distributed as dist
 
-    from yatt.adapters.curve import make_keys
-    from yatt.adapters.key_value import KeyValueClient, KeyValueServer
-    from yatt.collectives.group import collective_backend
-    from yatt.collectives.store import RunStore
+    from yatt.adapters.net.curve import make_keys
+    from yatt.adapters.net.key_value import KeyValueClient, KeyValueServer
+    from yatt.collectives.group import RunStore, collective_backend
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +130,7 @@ def host_memory(settings: Row, _: Place) -> Row:
     """Copies from and to a segment of a host copy, registered or not; what a refused registration leaves."""
     import torch
 
-    from yatt.adapters.host_segment import SegmentReader, SegmentWriter
+    from yatt.adapters.node_local.host_segment import SegmentReader, SegmentWriter
     from yatt.weights.registered_memory import MemoryRegistrar
 
     row: Row = {}
@@ -177,7 +176,7 @@ def nvml(_: Row, __: Place) -> Row:
     """Whether NVML lists this process with its bytes, and its pid is one of ours."""
     import torch
 
-    from yatt.adapters.nvml import Nvml, sees_host_pids
+    from yatt.adapters.machine.nvml import Nvml, sees_host_pids
 
     device = Nvml(("0",))
     row: Row = {"sees_host_pids": sees_host_pids(), "pid": os.getpid(), "faults": str(device.faults())}
@@ -194,7 +193,7 @@ def nvml(_: Row, __: Place) -> Row:
 
 def context(_: Row, __: Place) -> Row:
     """MiB of a process that has only a CUDA context, and seconds until they are free after its end."""
-    from yatt.adapters.nvml import Nvml
+    from yatt.adapters.machine.nvml import Nvml
 
     device = Nvml(("0",))
     before = device.occupancy((0,)).used_bytes

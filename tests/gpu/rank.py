@@ -25,10 +25,10 @@ class Rank:
         import torch.distributed as dist
 
         from tests.integration.trainer.program import make_config
-        from yatt.checkpoint.store import FolderStore
+        from yatt.checkpoint.store.store import FolderStore
         from yatt.collectives.group import collective_backend
         from yatt.trainer.device import prepare_process
-        from yatt.trainer.model import join_model_parallel
+        from yatt.trainer.mcore.model import join_model_parallel
         from yatt.trainer.worker import TrainerRank
 
         config = make_config(str(model), {"dtype": dtype, **trainer}, {"kl_in": "none"})

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 def test_a_grouped_product_on_the_gpu_is_each_groups_product(cuda):
     import torch
 
-    from yatt.trainer.grouped_product import grouped_product
+    from yatt.trainer.mcore.grouped_product import grouped_product
 
     torch.manual_seed(0)
     sizes = [300, 0, 1, 211, 0]

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.nvml.bench import MIB, Bench, hold, stranger
-from yatt.adapters.nvml import sees_host_pids
-from yatt.core.placement import ROLLOUT, TRAINER
+from yatt.adapters.machine.nvml import sees_host_pids
+from yatt.core.gpus.placement import ROLLOUT, TRAINER
 from yatt.errors import WorkerFailed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(480)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from yatt.adapters.host_segment import SegmentReader, SegmentWriter
+from yatt.adapters.node_local.host_segment import SegmentReader, SegmentWriter
 from yatt.weights.registered_memory import MemoryRegistrar
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 def test_a_stream_on_the_gpu_is_each_sequences_attention(cuda, heads, kv_heads, size, value_size, cp_size):
     import torch
 
-    from yatt.trainer.varlen import masked_attention, suits_varlen, varlen_attention, varlen_bounds
+    from yatt.trainer.attention.varlen import masked_attention, suits_varlen, varlen_attention, varlen_bounds
 
     torch.manual_seed(0)
     lengths = [64, 64, 8, 520]

@@ -54,7 +54,7 @@ def hf_tensors(folder: Path, files: list[Path]) -> dict:
 def test_published_weights_are_bit_for_bit_those_that_were_loaded(model, tmp_path):
     import torch
 
-    from yatt.engine.published import read_publication
+    from yatt.engine.weights.published import read_publication
     from yatt.weights.published import PublishedWeights
 
     trainer = Trainer(model, "float32")

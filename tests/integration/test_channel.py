@@ -18,10 +18,10 @@ import zmq
 from tests import runs
 from tests.runs import HANG_S
 from tests.seeds import seed_of
-from yatt.adapters import channel as channels
-from yatt.adapters.channel import Channel, Handler
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, make_keys
-from yatt.adapters.fence import Fence
+from yatt.adapters.net import channel as channels
+from yatt.adapters.net.channel import Channel, Handler
+from yatt.adapters.net.curve import CurveKeys, Socket, calling_socket, listening_socket, make_keys
+from yatt.adapters.net.fence import Fence
 from yatt.errors import DeadlineExceeded, StaleAttempt, WorkerFailed
 from yatt.records import message as m
 from yatt.records.codec import decode_frame, encode_frame
@@ -326,7 +326,7 @@ def test_whatever_a_handler_raises_is_answered_and_costs_its_message_alone(tmp_p
 def bad_frames(draw: random.Random, count: int) -> list[bytes]:
     """Random bytes, and good frames with bytes changed, cut or added."""
     good = encode_frame(3, 9, 0, m.Renew(token=1, turns=0, work=1))
-    frames = [b"", b"no frame", encode_frame(3, 1, 0, m.Done())[:-3], good + b"x", b"\xc1", b"\x95\x03"]
+    frames = [b"", b"no frame", encode_frame(3, 1, 0, m.Done())[:-3], good + b"x", b"\xc1", b"\x96\x03"]
     while len(frames) < count:
         frame = bytearray(good if draw.random() < 0.7 else draw.randbytes(draw.randrange(60)))
         for _ in range(draw.randrange(1, 4)):
@@ -423,6 +423,38 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
     assert set(acted.values()) == {1}, acted
 
 
+def test_answers_that_nobody_waits_for_are_not_kept(tmp_path: Path) -> None:
+    """Neither end keeps more than the last answers of thousands, one request after the other; an open request
+    is answered again however many came after it."""
+    released = asyncio.Event()
+
+    async def handler(_: str, body: m.Message) -> m.Message | None:
+        if isinstance(body, m.Ask) and body.text == "0":
+            await released.wait()
+        return reply(body)
+
+    async def scene() -> None:
+        async with connected(tmp_path, handler) as (server, client):
+            for _ in range(2):
+                for index in range(1, 500):
+                    assert await client.request("node0", question(index), HANG_S) == reply(question(index))
+                    assert await server.request("node1", m.Stop(), HANG_S) == m.Done()
+                assert len(server._answers._kept) <= 2 and len(client._answers._kept) <= 2
+            lost = [True]
+            server._socket = Lossy(server._socket, lambda: released.is_set() and bool(lost) and lost.pop())
+            client._resend_s = 0.05
+            first = asyncio.ensure_future(client.request("node0", question(0), HANG_S))
+            for index in range(1, 500):
+                assert await client.request("node0", question(index), HANG_S) == reply(question(index))
+            assert len(server._answers._kept) > 490, "a request older than these is open"
+            released.set()
+            assert await first == reply(question(0))
+            assert await client.request("node0", m.Stop(), HANG_S) == m.Done()
+            assert len(server._answers._kept) <= 2
+
+    asyncio.run(scene())
+
+
 def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
     steps = itertools.count()
 
@@ -442,7 +474,7 @@ def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
 
 LAST_WORD = """
 import os, sys
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.net.worker_link import WorkerLink
 from yatt.records import message as m
 link = WorkerLink(sys.argv[1], worker=sys.argv[2], attempt=3)
 link.send(m.Failed(error="mine", exit_code=2))

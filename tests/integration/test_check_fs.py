@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S, ROOT, environment
-from yatt.adapters import shared_folder
-from yatt.adapters.files import publish
-from yatt.adapters.shared_folder import Member, Report
+from yatt.adapters.files import shared_folder
+from yatt.adapters.files.files import write_atomically
+from yatt.adapters.files.shared_folder import Member, Report
 from yatt.errors import DeadlineExceeded
-from yatt.launch.diagnose.check_fs import faults
+from yatt.launch.diagnose.check_fs import missing_guarantees
 
 
 def test_a_local_folder_keeps_its_promises_and_is_left_clean(tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def measured_by_two(folder: Path) -> Report:
 
 
 def test_claims_that_are_not_exclusive_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder, "claim", lambda path, data: True)
+    monkeypatch.setattr(shared_folder, "create_exclusively", lambda path, data: True)
     report = measured_by_two(tmp_path)
     assert report.nodes == 2
-    assert faults(report) == [
+    assert missing_guarantees(report) == [
         f"{report.claim_rounds} of {report.claim_rounds} claims had not exactly one winner"
     ]
 
@@ -64,13 +64,13 @@ def test_files_that_are_written_in_place_are_seen_torn(
 ) -> None:
     def in_place(path: Path, data: bytes) -> None:
         if path.name != "whole":
-            publish(path, data)
+            write_atomically(path, data)
             return
         with path.open("wb", buffering=0) as file:
             for start in range(0, len(data), 4096):
                 file.write(data[start : start + 4096])
 
-    monkeypatch.setattr(shared_folder, "publish", in_place)
-    found = faults(measured_by_two(tmp_path))
+    monkeypatch.setattr(shared_folder, "write_atomically", in_place)
+    found = missing_guarantees(measured_by_two(tmp_path))
     assert len(found) == 1
     assert "reads saw half of a renamed file" in found[0]

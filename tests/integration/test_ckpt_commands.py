@@ -14,11 +14,11 @@ import torch
 from tests.conftest import BUCKET
 from tests.runs import HANG_S, RunFile, environment, rows, yatt
 from tests.saved_weights import save, saved_run, tensors_in
-from yatt.adapters.ledger import STARTED, note
-from yatt.adapters.process import Identity
-from yatt.checkpoint.store import open_store
+from yatt.adapters.processes.process import Identity
+from yatt.adapters.run_folder.ledger import STARTED, write_record
+from yatt.checkpoint.store.store import open_store
 from yatt.cli.main import main
-from yatt.launch.known import known_file
+from yatt.launch.folder.known import known_file
 from yatt.paths import RunPaths
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -132,7 +132,7 @@ def test_prune_never_takes_the_newest_whole_checkpoint(run, typed):
 def test_prune_refuses_a_run_that_is_active(run, typed):
     paths = RunPaths(run.run_dir)
     (paths.claims / "000002").write_text("claimed")
-    note(paths, 2, STARTED, {"launcher": asdict(Identity.of(os.getpid())), "host": "here"})
+    write_record(paths, 2, STARTED, {"launcher": asdict(Identity.of(os.getpid())), "host": "here"})
     code, _, err = typed("ckpt", "prune", run.run_dir)
     assert code == 2
     assert "attempt 2 of this run is active" in err

@@ -12,19 +12,19 @@ import zmq
 
 from tests.runs import RunFile, environment, living, wait_for
 from tests.unit.core.test_placement import config as colocated, disaggregated
-from yatt.adapters.curve import calling_socket, listening_socket, make_keys, roomy_context
-from yatt.adapters.descriptors import hard_limit
-from yatt.adapters.segments import segments_of
+from yatt.adapters.files.segments import segments_of
+from yatt.adapters.machine.descriptors import hard_limit
+from yatt.adapters.net.curve import calling_socket, listening_socket, make_keys, roomy_context
 from yatt.config.load import load_resolved
-from yatt.control.gpus.open_files import check_descriptors, descriptors_of
+from yatt.control.gpus.processes.open_files import check_own_descriptors, descriptors_of
 from yatt.control.node import Node
-from yatt.core.descriptors import BASE, PER_PEER, PER_WORKER
-from yatt.core.placement import place
+from yatt.core.attempts.descriptors import BASE, PER_PEER, PER_WORKER
+from yatt.core.gpus.placement import placement_of
 from yatt.errors import EXIT_WILL_CONTINUE, ConfigError, WorkerFailed
-from yatt.launch.preflight import check_descriptors as check_before_start
-from yatt.obs.events import reason_of_end
-from yatt.obs.history import attempts_of, read_events
-from yatt.obs.view import RunView
+from yatt.launch.checks.preflight import check_descriptors as check_before_start
+from yatt.obs.story.events import reason_of_end
+from yatt.obs.story.history import attempts_of, read_events
+from yatt.obs.story.view import RunView
 from yatt.paths import RunPaths
 
 
@@ -97,7 +97,7 @@ def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -
     assert len(pids) == 3 and all(soft == hard for soft, hard in soft_and_hard)
     config = load_resolved(RunPaths(run.run_dir).config)
     node = Node(
-        config=config, paths=RunPaths(run.run_dir), placement=place(config), attempt=1, index=0,
+        config=config, paths=RunPaths(run.run_dir), placement=placement_of(config), attempt=1, index=0,
         host="127.0.0.1", device="cpu",
     )  # fmt: skip
     assert max(counted) <= descriptors_of(node), f"{counted} are open"
@@ -121,7 +121,8 @@ def check_segments(paths: RunPaths) -> None:
 def node_of(nodes: int, gpus: int, index: int = 0, trainer_nodes: int = 0) -> Node:
     kind = disaggregated(nodes, trainer_nodes, gpus) if trainer_nodes else colocated(nodes, gpus, 0, 0)
     return Node(
-        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), attempt=1, index=index, host="",
+        config=kind, paths=RunPaths(Path("/r")), placement=placement_of(kind),
+        attempt=1, index=index, host="",
         device="cpu",
     )  # fmt: skip
 
@@ -143,9 +144,9 @@ def test_too_few_are_refused_before_start_and_named_by_a_controller() -> None:
     with pytest.raises(ConfigError, match=r"launch\.nodes: with 2 nodes .* needs \d+ .*`ulimit -Hn` is 99"):
         check_before_start(node.config, 99)
     check_before_start(node.config, hard_limit())
-    check_descriptors(node, descriptors_of(node))
+    check_own_descriptors(node, descriptors_of(node))
     with pytest.raises(WorkerFailed, match=r"node1 needs \d+ file descriptors \(2 nodes, \d+ worker"):
-        check_descriptors(node, descriptors_of(node) - 1)
+        check_own_descriptors(node, descriptors_of(node) - 1)
 
 
 def test_a_run_on_a_machine_that_allows_too_few_is_not_started(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.integration.test_engine_worker import PROMPT, sample
 from tests.runs import kill, until
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
 from tests.worker_process import WorkerServer, worker_with_server, write_run
-from yatt.adapters.curve import make_keys
+from yatt.adapters.net.curve import make_keys
 from yatt.engine.script import scripted_logprobs
 from yatt.errors import EXIT_FAILED
 from yatt.records import message as m

@@ -20,7 +20,7 @@ RENEW_S = 0.2
 """As `write_run` has it."""
 
 
-def sample(request_id: str, **more: object) -> m.Sample:
+def sample(request_id: str, **more: object) -> m.SampleRequest:
     facts = {
         "request_id": request_id,
         "prompt_ids": m.pack_ids(PROMPT),
@@ -30,7 +30,7 @@ def sample(request_id: str, **more: object) -> m.Sample:
         "top_k": -1,
         "max_tokens": 20,
     }
-    return m.Sample(**(facts | more))
+    return m.SampleRequest(**(facts | more))
 
 
 def scripted_run(folder, **script):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runs import RunFile, living, rows, yatt
 from tests.tiny_models import make_qwen3
-from yatt.adapters.ledger import ENDED, record
+from yatt.adapters.run_folder.ledger import ENDED, record_of_attempt
 from yatt.paths import RunPaths
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def test_a_judge_that_the_engine_does_not_know_ends_the_run_at_its_second_try(tm
     assert "genrm-judge-n0s0.1 failed: ValueError: The checkpoint" in done.stdout
     events = rows(run.run_dir / "events.jsonl")
     assert sum(event["kind"] == "worker.failed" for event in events) == 2
-    ended = record(RunPaths(run.run_dir), 1, ENDED)
+    ended = record_of_attempt(RunPaths(run.run_dir), 1, ENDED)
     assert ended["exit_code"] == 93 and "model type `qwen7`" in ended["reason"]
     assert not (run.run_dir / "attempts" / "000002").exists()
     assert living(run.run_dir) == {}

@@ -14,7 +14,7 @@ import yaml
 from tests.runs import HANG_S, RunFile, command, environment, kill, popen, rows, wait_for, yatt
 from tests.tiny_models import make_qwen3
 from tests.unit.adapters.test_judge_api import Service, says
-from yatt.adapters.process import Identity
+from yatt.adapters.processes.process import Identity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -180,12 +180,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def test_calls_that_hang_crash_or_raise_cost_their_own_samples(tmp_path: Path) -> None:
     one = Evaluation(tmp_path, BAD_REWARD)
     rewards = [
-        {"name": "bad", "path": one.own, "timeout_s": 4.0}, {"name": "exact", "path": "builtin:exact"},
+        {"name": "bad", "path": one.own, "timeout_s": 10.0}, {"name": "exact", "path": "builtin:exact"},
     ]  # fmt: skip
     done = yatt(*one.words(like={"rollout": {"n": 2}, "rewards": rewards}))
     assert done.returncode == 0, done.stdout + done.stderr
     truths = {s["ground_truth"]: s for s in one.samples()}
-    assert "took longer than its timeout_s 4" in truths["4"]["no_score"]["bad"]
+    assert "took longer than its timeout_s 10" in truths["4"]["no_score"]["bad"]
     assert "ended its process each time" in truths["6"]["no_score"]["bad"]
     assert "ValueError: no score for this one" in truths["8"]["no_score"]["bad"]
     assert {t for t, s in truths.items() if s["scores"].get("bad") == 0.5} == {"0", "2", "10"}

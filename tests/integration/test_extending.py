@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from tests.runs import ROOT, RunFile, rows, yatt
 from tests.tiny_models import make_phi3
-from yatt.adapters.model_family import model_of_run
+from yatt.adapters.inputs.model_family import model_of_run
 from yatt.config.schema import AlgorithmSection, LoggingSection, ModelSection
 from yatt.errors import ConfigError
-from yatt.launch.user_code import check_algorithm, check_trackers
+from yatt.launch.checks.preflight import check_algorithm, check_trackers
 from yatt.obs.metrics import STEP
 
 PAGE = ROOT / "docs" / "extending.md"
@@ -268,10 +268,10 @@ def test_a_table_that_only_the_weights_contradict_ends_the_run(
 
 
 EXTRA = """
-from yatt.models.rows import vector
+from yatt.models.rows import vector_row
 
 def rows_of(shape):
-    return [*rows(shape), vector("decoder.extra.weight", "model.extra.weight", 8)]
+    return [*rows(shape), vector_row("decoder.extra.weight", "model.extra.weight", 8)]
 
 family = replace(family, rows=rows_of)
 """

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.runs import RunFile, environment, living, rows, wait_for, yatt
-from yatt.adapters.local_folder import new_name
+from yatt.adapters.node_local.local_folder import new_name
 from yatt.errors import EXIT_WILL_CONTINUE
 from yatt.paths import RunPaths
 

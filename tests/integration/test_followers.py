@@ -13,13 +13,12 @@ from tests import obs_runs
 from tests.faults.test_folder_between_attempts import Process
 from tests.obs_runs import metrics
 from tests.runs import HANG_S, wait_for
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import COMMITTED, note
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.ledger import COMMITTED, write_record
 from yatt.config.load import load_resolved
-from yatt.launch.follower import Followers
+from yatt.launch.attempt.follower import Followers
 from yatt.obs.metrics import STEP, RowFile
-from yatt.obs.trackers.follow import Rows, Samples, sends_at_once, tracked_run
-from yatt.obs.trackers.state import SAMPLES, TrackerState
+from yatt.obs.trackers.follow import SAMPLES, Rows, Samples, TrackerState, sends_at_once, tracked_run
 from yatt.obs.trackers.tracker import TrackedRun
 
 OFFLINE = {"wandb_mode": "offline", "wandb_project": "tests"}
@@ -57,7 +56,7 @@ def make_run(folder, *, logging=None, **more):
 def committed(paths, iteration, *, attempt):
     """What an attempt's leader leaves after a commit."""
     (paths.claims / f"{attempt:06d}").mkdir(parents=True, exist_ok=True)
-    note(paths, attempt, COMMITTED, {"iteration": iteration})
+    write_record(paths, attempt, COMMITTED, {"iteration": iteration})
 
 
 def last_step(paths, tracker="wandb"):
@@ -443,7 +442,7 @@ def test_a_tracker_never_has_numbers_of_iterations_that_were_lost(tmp_path, is_k
         follower, said = started(paths)
     committed(paths, 6, attempt=2)
     until(lambda: last_step(paths, "lines") == 6, "rows of the second attempt were not logged")
-    publish(paths.finished, sealed({}, 2))
+    write_atomically(paths.finished, sealed_record({}, 2))
     follower.end(HANG_S)
     lines = [json.loads(line) for line in (paths.tracker("lines") / "lines.jsonl").read_text().splitlines()]
     logged = [(step, value) for kind, step, value in lines if kind == "row"]
@@ -478,9 +477,9 @@ def test_each_step_is_new_once(tmp_path):
 
 
 def wandb_settings(run: TrackedRun) -> dict[str, Any]:
-    from yatt.obs.trackers.wandb import settings_of
+    from yatt.obs.trackers.wandb import wandb_arguments
 
-    return settings_of(run)
+    return wandb_arguments(run)
 
 
 def test_only_an_online_run_asks_wandb_to_resume(tmp_path):

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from tests.unit.core.test_placement import config
 from yatt.control.node import Node
-from yatt.control.gpus.supervisor import Supervisor
-from yatt.core.placement import ROLLOUT, place
-from yatt.obs.events import EventLog
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 root, start_timeout_s, lifts = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "lifts"
@@ -30,7 +30,8 @@ if os.getuid() == 0:  # the limit does not hold for root
 run = config(1, 1, 0, 0)
 run = replace(run, launch=replace(run.launch, start_timeout_s=start_timeout_s))
 node = Node(
-    config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1", device="cpu"
+    config=run, paths=RunPaths(root), placement=placement_of(run), attempt=1, index=0, host="127.0.0.1",
+    device="cpu",
 )
 paths = node.paths.log(1, "x").parent
 paths.mkdir(parents=True)
@@ -87,15 +88,15 @@ from dataclasses import replace
 from pathlib import Path
 import zmq
 from tests.unit.core.test_placement import config
-from yatt.adapters.curve import listening_socket
-from yatt.adapters.channel import Channel
+from yatt.adapters.net.curve import listening_socket
+from yatt.adapters.net.channel import Channel
 from yatt.control.components import build_components
 from yatt.control.node import Node
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
-from yatt.core.lease import Stage
-from yatt.core.placement import ROLLOUT, TRAINER, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.lease import Stage
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 root = Path(sys.argv[1])
@@ -106,7 +107,8 @@ if os.getuid() == 0:  # the limit does not hold for root
 run = config(1, 1, 0, 0)
 run = replace(run, lease=replace(run.lease, release_s=0.5, term_s=0.5))
 node = Node(
-    config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1", device="cpu"
+    config=run, paths=RunPaths(root), placement=placement_of(run), attempt=1, index=0, host="127.0.0.1",
+    device="cpu",
 )
 node.paths.log(1, "x").parent.mkdir(parents=True)
 hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
@@ -155,7 +157,7 @@ def test_a_slab_that_is_taken_back_from_what_cannot_be_forked_is_used_by_one_rol
     events = run_program(TAKEN_BACK)
     rollout = [e for e in events if e.get("worker", "").startswith("rollout") and e["kind"] != "worker.delay"]
     assert [event["kind"] for event in rollout] == ["worker.end"], rollout
-    assert rollout[0]["how"] == "was not started: its slab was taken back"
+    assert rollout[0]["how"] == "was not started: its GPU set was taken back"
     grants = [event["holder"] for event in events if event["kind"] == "lease.grant"]
     assert grants == ["rollout", "trainer"]
 

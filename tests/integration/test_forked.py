@@ -15,7 +15,7 @@ import pytest
 from tests.forked.lots import the_stem
 from tests.forked.popen import ForkingPopen, Stem
 from tests.runs import ROOT, RunFile, command, environment, living, rows, wait_for
-from yatt.obs.metrics import results
+from yatt.obs.metrics import comparable_results
 
 pytestmark = pytest.mark.slow
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -135,5 +135,5 @@ def test_a_run_of_forked_processes_has_the_results_of_a_started_one(stem: Stem, 
         assert process.returncode == 0, output
         assert len(controllers) == 2, "their stems are none of the run's processes"
         assert not living(run.run_dir)
-        found.append(list(map(results, rows(run.run_dir / "metrics.jsonl"))))
+        found.append(list(map(comparable_results, rows(run.run_dir / "metrics.jsonl"))))
     assert found[0] == found[1] and len(found[0]) == 4

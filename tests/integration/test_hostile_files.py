@@ -14,11 +14,11 @@ import pytest
 
 from tests.runs import ROOT, RunFile, yatt
 from tests.tiny_models import make_tokenizer
-from yatt.adapters.watched_trial import Stages, answer_watched, run_watched
-from yatt.config.load import load, resolved_text
+from yatt.adapters.processes.watched_trial import Stages, answer_watched, run_watched
+from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
 from yatt.errors import ConfigError
-from yatt.launch.input_trial import check_inputs, is_looked_at
+from yatt.launch.checks.input_trial import check_inputs, is_looked_at
 
 pytestmark = pytest.mark.slow
 MODULE = "tests.integration.test_hostile_files"
@@ -53,7 +53,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 def config(good: RunFile, tmp_path: Path) -> RunConfig:
     """A run whose policy's folder has only a tokenizer, in the test's own folder."""
     make_tokenizer(tmp_path / "policy")
-    found = load([good.folder / "run.yaml"], [])
+    found = load_run_config([good.folder / "run.yaml"], [])
     (tmp_path / "policy" / "config.json").write_bytes((good.folder / "policy" / "config.json").read_bytes())
     return replace(found, model=replace(found.model, path=str(tmp_path / "policy")))
 
@@ -161,7 +161,7 @@ CHECK = """
 import resource, sys
 from yatt.config.load import parse_resolved
 from yatt.errors import ConfigError
-from yatt.launch.input_trial import check_inputs
+from yatt.launch.checks.input_trial import check_inputs
 try:
     check_inputs(parse_resolved(sys.argv[1]))
 except ConfigError as error:

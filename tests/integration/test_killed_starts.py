@@ -12,16 +12,16 @@ import zmq
 
 from tests.runs import RunFile, kill, living, rows, start
 from tests.unit.core.test_placement import config
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import listening_socket
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import listening_socket
 from yatt.control.components import build_components
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.rollouts.reward_pool import KILLED
-from yatt.core.placement import ROLLOUT, place
-from yatt.obs.events import EventLog
+from yatt.control.rollouts.scoring.reward_pool import KILLED
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 
@@ -29,7 +29,7 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
     """What an engine that is killed at each start comes to, and how often it was killed."""
     run = config(1, 1, 0, 0)
     node = Node(
-        config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(root), placement=placement_of(run), attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
     node.paths.log(1, "x").parent.mkdir(parents=True)

@@ -28,8 +28,8 @@ time.sleep(120)
 """
 CONTROLLER = """
 import asyncio, json, os, subprocess, sys, time
-from yatt.adapters.orphans import MARK, adopt_orphans
-from yatt.control.gpus.orphans import OrphanWatch
+from yatt.adapters.processes.orphans import MARK, adopt_orphans
+from yatt.control.gpus.processes.orphans import OrphanWatch
 
 def lives(pid):
     try:
@@ -89,7 +89,7 @@ def test_what_a_worker_left_ends_with_it_and_all_else_goes_on() -> None:
 
 LAUNCHER = """
 import json, os, subprocess, sys, time
-from yatt.adapters.orphans import MARK, adopt_orphans, end_orphans
+from yatt.adapters.processes.orphans import MARK, adopt_orphans, end_orphans
 
 adopt_orphans()
 pids = []
@@ -131,8 +131,8 @@ def test_children_that_the_launcher_was_given_by_exec_live_on(tmp_path: Path) ->
 
 WITHOUT_DESCRIPTORS = """
 import asyncio, os, resource, subprocess, sys
-from yatt.adapters.orphans import MARK, adopt_orphans
-from yatt.control.gpus.orphans import OrphanWatch
+from yatt.adapters.processes.orphans import MARK, adopt_orphans
+from yatt.control.gpus.processes.orphans import OrphanWatch
 
 async def main():
     adopt_orphans()

@@ -11,14 +11,14 @@ import zmq
 
 from tests.runs import HANG_S, until
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import calling_socket, listening_socket, make_keys
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import calling_socket, listening_socket, make_keys
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.errors import StaleAttempt, WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -26,8 +26,8 @@ from yatt.records import cluster as c, message as m
 WHY = "was not heard of for 10.0 s"
 
 
-def request(name: str) -> m.Sample:
-    return m.Sample(
+def request(name: str) -> m.SampleRequest:
+    return m.SampleRequest(
         request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
     )
 
@@ -39,7 +39,7 @@ class Cluster:
         config = disaggregated(3, 1, 1)
         config = replace(config, rollout=replace(config.rollout, max_retries=0))
         node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0,
+            config=config, paths=RunPaths(folder), placement=placement_of(config), attempt=1, index=0,
             host="127.0.0.1", device="cpu",
         )  # fmt: skip
         self.asked: list[tuple[int, str]] = []

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters.curve import make_keys
+from yatt.adapters.net.curve import make_keys
 from yatt.collectives import group
-from yatt.engine.meeting import EnginePlace, RankMeeting
+from yatt.engine.spanning.meeting import EnginePlace, RankMeeting
 from yatt.paths import RunPaths
 
 

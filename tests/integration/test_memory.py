@@ -14,13 +14,13 @@ import pytest
 
 from tests.runs import HANG_S, wait_for
 from tests.unit.core.test_placement import config
-from yatt.adapters.memory import FRESH_S, ProcessGroups
-from yatt.adapters.process import Child
+from yatt.adapters.machine.memory import FRESH_S, ProcessGroups
+from yatt.adapters.processes.process import Child
 from yatt.control.gpus.memory_check import SlotMemoryCheck
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, TRAINER, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 MIB = 1 << 20
@@ -121,7 +121,8 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
     run = config(1, 1, 0, 0)
     run = replace(run, lease=replace(run.lease, slack_bytes=10 * MIB))
     node = Node(
-        config=run, paths=RunPaths(tmp_path), placement=place(run), attempt=1, index=0, host="127.0.0.1",
+        config=run, paths=RunPaths(tmp_path), placement=placement_of(run),
+        attempt=1, index=0, host="127.0.0.1",
         device="cpu",
     )  # fmt: skip
     supervisor = Supervisor(node, EventLog(attempt=1, node=0, role="controller", sink=print))

@@ -14,14 +14,14 @@ import pytest
 
 from tests.nvml.bench import JUDGE, MIB, Bench, hold, stranger
 from tests.runs import HANG_S, until
-from yatt.adapters.nvml import Nvml, cpus_by_device, visible_devices
+from yatt.adapters.machine.nvml import Nvml, cpus_by_device, visible_devices
 from yatt.config.site import SiteConfig
 from yatt.control.gpus.arbiter import Holding
 from yatt.control.gpus.memory_check import GpuMemoryCheck
-from yatt.core.lease import Stage
-from yatt.core.placement import ROLLOUT, TRAINER
+from yatt.core.gpus.lease import Stage
+from yatt.core.gpus.placement import ROLLOUT, TRAINER
 from yatt.errors import ConfigError, WorkerFailed
-from yatt.launch.node_check import NodeCheck
+from yatt.launch.node.node_check import NodeCheck
 
 pytest.importorskip("pynvml")
 
@@ -169,10 +169,10 @@ def test_memory_nobody_gives_back_ends_in_quarantine_that_says_how_much(make, gp
         async with make().running() as bench:
             await bench.give(TRAINER)
             (gpus / "gpu0" / "leak").write_text(str(2000 * MIB))
-            with pytest.raises(WorkerFailed, match="slab n0s0 is quarantined: memory did not come back"):
+            with pytest.raises(WorkerFailed, match="GPU set n0s0 is quarantined: memory did not come back"):
                 await bench.give(ROLLOUT)
             assert (
-                "2100 MiB are in use on slab n0s0, where all that sleeps may keep 164 MiB"
+                "2100 MiB are in use on GPU set n0s0, where all that sleeps may keep 164 MiB"
                 in bench.quarantined[0]
             )
             assert len(bench.told("lease.grant")) == 1
@@ -215,7 +215,7 @@ def test_a_stranger_that_leaves_in_time_is_waited_for(make, gpus):
     asyncio.run(scenario())
 
 
-def test_the_pid_of_a_dead_worker_is_nobodys_even_if_it_comes_again(make, gpus):
+def test_the_pid_of_a_dead_worker_owns_no_memory_even_if_it_is_reused(make, gpus):
     async def scenario():
         async with make().running() as bench:
             await bench.give(TRAINER)
@@ -268,7 +268,7 @@ def test_where_pids_or_their_bytes_cannot_be_read_the_sum_decides(make, gpus, mo
                 await bench.give(role)
             bench.asleep[TRAINER] = 3000 * MIB
             await bench.give(ROLLOUT)
-            assert bench.told("lease.not_free")[0]["cause"].startswith("3400 MiB are in use on slab n0s0")
+            assert bench.told("lease.not_free")[0]["cause"].startswith("3400 MiB are in use on GPU set n0s0")
             assert len(bench.told("worker.end")) == 1
 
     asyncio.run(scenario())
@@ -339,14 +339,18 @@ def test_an_engine_whose_gpu_stays_in_use_ends_its_role_on_the_slab_and_then_the
             while not bench.quarantined:
                 await asyncio.sleep(0.01)
             (expired,) = bench.told("lease.expire")
-            assert expired["cause"].startswith("engine 1 has ended, and its GPUs are not free: on slab n0s0")
-            assert bench.quarantined[0].startswith("memory did not come back: on slab n0s0 there is process")
+            assert expired["cause"].startswith(
+                "engine 1 has ended, and its GPUs are not free: on GPU set n0s0"
+            )
+            assert bench.quarantined[0].startswith(
+                "memory did not come back: on GPU set n0s0 there is process"
+            )
             assert engine.starts == 1
             assert bench.taken_back == [bench.slab] * 2, (
                 "from the trainer, and when the holder was terminated"
             )
             told = [event["cause"] for event in bench.told("lease.not_free")]
-            assert told and all(cause.startswith("on slab n0s0 there is process") for cause in told)
+            assert told and all(cause.startswith("on GPU set n0s0 there is process") for cause in told)
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_S))
 
@@ -428,7 +432,7 @@ def test_devices_are_found_by_index_and_uuid_and_missing_ones_are_the_users_mist
 
 def test_without_a_driver_the_message_says_what_to_do():
     code = (
-        "from yatt.adapters.nvml import Nvml\nfrom yatt.errors import ConfigError\n"
+        "from yatt.adapters.machine.nvml import Nvml\nfrom yatt.errors import ConfigError\n"
         "try:\n    Nvml(('0',))\nexcept ConfigError as error:\n    print(error)\n"
     )
     answer = subprocess.run(
@@ -494,8 +498,8 @@ def check_of(tmp_path: Path, device: str = "cuda", **site: object) -> NodeCheck:
     ],
 )
 def test_a_gpu_that_is_not_fit_for_work(gpus, tmp_path, monkeypatch, file, content, says):
-    monkeypatch.setattr("yatt.launch.node_check.FREE_S", 0.2)
-    monkeypatch.setattr("yatt.launch.node_check.LOOK_S", 0.05)
+    monkeypatch.setattr("yatt.launch.node.node_check.FREE_S", 0.2)
+    monkeypatch.setattr("yatt.launch.node.node_check.LOOK_S", 0.05)
     file, says = (text.replace("PID", str(os.getpid())) for text in (file, says))
     assert check_of(tmp_path).run() is None
     (gpus / "gpu1" / file).write_text(content)
@@ -506,7 +510,7 @@ def test_a_gpu_that_is_not_fit_for_work(gpus, tmp_path, monkeypatch, file, conte
 
 
 def test_what_an_old_driver_cannot_say_is_asked_in_the_old_way(gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("yatt.launch.node_check.FREE_S", 0.0)
+    monkeypatch.setattr("yatt.launch.node.node_check.FREE_S", 0.0)
     (gpus / "old").touch()
     assert check_of(tmp_path).run() is None
     (gpus / "gpu0" / "pending").touch()
@@ -514,7 +518,7 @@ def test_what_an_old_driver_cannot_say_is_asked_in_the_old_way(gpus, tmp_path, m
 
 
 def test_a_gpu_may_take_a_while_to_be_free_of_the_attempt_before(gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("yatt.launch.node_check.LOOK_S", 0.05)
+    monkeypatch.setattr("yatt.launch.node.node_check.LOOK_S", 0.05)
     last = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
     (gpus / "gpu0" / str(last.pid)).write_text(str(10000 * MIB))
     threading.Thread(target=last.wait, daemon=True).start()  # or it would stay as a zombie, which counts

@@ -11,10 +11,10 @@ import pytest
 from tests.obs_runs import make_run
 from tests.runs import HANG_S
 from tests.unit.launch.test_attempts import CRASH, FINISHED, Here, crashed, run_of
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.ledger import ENDED, STARTED, note
-from yatt.adapters.webhook import post
-from yatt.core.outcome import Outcome, Verdict
+from yatt.adapters.net.webhook import post_message
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.adapters.run_folder.ledger import ENDED, STARTED, write_record
+from yatt.core.attempts.outcome import Outcome, Verdict
 from yatt.errors import StoreTakenOver
 
 
@@ -85,8 +85,8 @@ def test_a_run_that_is_started_again_and_again_in_vain_tells_once(tmp_path, rece
     paths = make_run(tmp_path, logging={"webhook_url": receiver.url})
     for _ in range(2):
         attempt = claim_attempt(paths)
-        note(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
-        note(paths, attempt, ENDED, {"exit_code": 75, "committed": 0, "reason": "preempted"})
+        write_record(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
+        write_record(paths, attempt, ENDED, {"exit_code": 75, "committed": 0, "reason": "preempted"})
     preempted = Outcome(verdict=Verdict.SUCCEED, reason="preempted", exit_code=75)
     for told in (0, 1, 1):
         assert run_of(tmp_path, Here(preempted))[0] == 75
@@ -104,17 +104,17 @@ def test_a_refused_message_costs_one_line_without_the_url(tmp_path, receiver, st
 
 
 def test_nobody_there_and_nobody_answers(receiver):
-    assert "refused" in post("http://127.0.0.1:9/", {})
+    assert "refused" in post_message("http://127.0.0.1:9/", {})
     receiver.delay_s = 2.0
-    assert post(receiver.url, {}, limit_s=0.3) in ("no answer", "timed out")
-    assert post("http://no such host/", {})
+    assert post_message(receiver.url, {}, limit_s=0.3) in ("no answer", "timed out")
+    assert post_message("http://no such host/", {})
 
 
 def test_a_start_that_cannot_begin_tells_why(tmp_path, receiver, monkeypatch):
     def missing(*_arguments: object, **_more: object) -> None:
         raise StoreTakenOver("another folder has the store now")
 
-    monkeypatch.setattr("yatt.launch.attempts.await_committed", missing)
+    monkeypatch.setattr("yatt.launch.attempt.attempts.await_committed", missing)
     make_run(tmp_path, logging={"webhook_url": receiver.url})
     with pytest.raises(StoreTakenOver):
         run_of(tmp_path, Here(FINISHED))

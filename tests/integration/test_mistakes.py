@@ -15,7 +15,7 @@ import pytest
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
 from yatt.cli.main import main
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 
 MOST_CPU_S = 5.0
 
@@ -196,10 +196,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )
     (folder / "syntax.py").write_text("def compute_score(:\n")
     (folder / "arguments.py").write_text("def compute_score(completion):\n    return 1.0\n")
-    from yatt.launch.completed import completed
-    from yatt.launch.folder import open_folder
+    from yatt.launch.folder.folder import open_folder
+    from yatt.launch.resolve.completed import completed_config
 
-    done = open_folder(completed(load([file], [f"run.dir={root}/done"])))
+    done = open_folder(completed_config(load_run_config([file], [f"run.dir={root}/done"])))
     return {"{policy}": str(policy), "{run}": str(file), "{dir}": str(folder), "{done}": str(done.root)}
 
 

@@ -10,7 +10,7 @@ from tests.bench.oversampling import balance_of
 from tests.moving_slabs import JUDGE, double_holders, moving_run
 from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import make_qwen3
-from yatt.obs.batch_loads import read_batch_loads
+from yatt.obs.story.batch_loads import read_batch_loads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ITERATIONS, REAL_ITERATIONS = 5, 4
@@ -33,7 +33,7 @@ def test_from_a_bad_split_slabs_go_where_the_work_is(tmp_path: Path, place: str,
     balance = balance_of(run)
     assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
-    judges = [row[f"placement/slabs/{JUDGE}"] for row in trained]
+    judges = [row[f"placement/gpu_sets/{JUDGE}"] for row in trained]
     assert judges[0] == 1 and judges[-1] >= 3, judges
     assert all(0 <= row[f"placement/idle/{role}"] <= 1 for row in trained for role in ("rollout", JUDGE))
     loads = [event for event in events if event["kind"] == "batch.load"]
@@ -62,13 +62,13 @@ def check_shared_slabs(events: list[dict[str, Any]]) -> None:
 
 def test_floors_and_ceilings_hold(tmp_path: Path):
     run = moving_run(tmp_path, "disaggregated", ITERATIONS)
-    run.settings["placement"].update(min_slabs={"rollout": 3}, max_slabs={JUDGE: 2})
+    run.settings["placement"].update(min_gpu_sets={"rollout": 3}, max_gpu_sets={JUDGE: 2})
     events = finished(run)
     balance = balance_of(run)
     assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
-    assert max(row[f"placement/slabs/{JUDGE}"] for row in trained) == 2
-    assert min(row["placement/slabs/rollout"] for row in trained) >= 3
+    assert max(row[f"placement/gpu_sets/{JUDGE}"] for row in trained) == 2
+    assert min(row["placement/gpu_sets/rollout"] for row in trained) >= 3
     assert {(e["slab"], e["has_moved"]) for e in events if e["kind"] == "slab.moved"}, "one has moved"
 
 
@@ -96,7 +96,7 @@ def test_real_engines_move(tmp_path: Path):
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True, "n": 4,
                     "max_response_tokens": 48, "max_num_seqs": 8},
         "genrms": [section],
-        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1, "split": "dynamic"},
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_gpu_sets": 1, "split": "dynamic"},
         "trainer": {"total_iterations": REAL_ITERATIONS, "train_batch_size": 8, "mini_batch_size": 8,
                     "max_tokens_per_micro_batch": 512},
         "checkpoint": {"save_every": REAL_ITERATIONS}, "sync": {"probe_prompts": 2},

@@ -19,15 +19,15 @@ import pytest
 from tests.runs import HANG_S, LOADED, environment, kill
 from tests.unit.core.test_placement import config
 from yatt import clock
-from yatt.adapters.nursery_link import Fork
-from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
-from yatt.control.gpus import nurseries
-from yatt.control.gpus.nurseries import KINDS, Kind
-from yatt.control.gpus.supervisor import Supervisor
-from yatt.control.gpus.worker_plan import Worker, planned_workers
+from yatt.adapters.processes.nursery_link import Fork
+from yatt.adapters.processes.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans
+from yatt.control.gpus.processes import nurseries
+from yatt.control.gpus.processes.nurseries import KINDS, Kind
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker, planned_workers
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 START_S = 60.0 * LOADED
@@ -53,13 +53,14 @@ class Scene:
             run, rollout=replace(run.rollout, engine="scripted"), launch=replace(run.launch, **launch)
         )
         node = Node(
-            config=run, paths=RunPaths(root), placement=place(run), attempt=1, index=0, host="127.0.0.1",
+            config=run, paths=RunPaths(root), placement=placement_of(run),
+            attempt=1, index=0, host="127.0.0.1",
             device="cpu",
         )  # fmt: skip
         node.paths.log(1, "x").parent.mkdir(parents=True)
         self.told: list[str] = []
         monkeypatch.setattr(
-            "yatt.control.gpus.supervisor.planned_workers",
+            "yatt.control.gpus.processes.supervisor.planned_workers",
             lambda node: [replace(w, argv=("tests.nursery", *w.argv[1:])) for w in planned_workers(node)],
         )
         self.supervisor = Supervisor(

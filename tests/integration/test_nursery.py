@@ -19,12 +19,18 @@ import pytest
 
 from tests.conftest import children_of
 from tests.runs import LOADED, environment, kill, wait_for
-from yatt.adapters import bound, nursery_link
-from yatt.adapters.nursery_link import READY, REFUSED, Fork, ForkedProcess, NotForked
-from yatt.adapters.orphans import PR_SET_CHILD_SUBREAPER, adopt_orphans, kill_orphan, orphans, reap
-from yatt.adapters.process import open_log, spawn_to
-from yatt.adapters.stack_dump import stacks_here
-from yatt.core.orphans import doomed
+from yatt.adapters.processes import bound, nursery_link
+from yatt.adapters.processes.nursery_link import READY, REFUSED, Fork, ForkedProcess, NotForked
+from yatt.adapters.processes.orphans import (
+    PR_SET_CHILD_SUBREAPER,
+    adopt_orphans,
+    find_orphans,
+    kill_orphan,
+    reap_children,
+)
+from yatt.adapters.processes.process import open_log, spawn_to
+from yatt.adapters.processes.stack_dump import stacks_here
+from yatt.core.attempts.orphans import doomed_orphans
 
 START_S = 60.0 * LOADED
 OWN = "its own"
@@ -37,7 +43,8 @@ class Nursery:
         self.folder, self.log = folder, folder / "nursery.log"
         self.link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [
-            sys.executable, "-P", "-m", "yatt.adapters.nursery", "--kind", "tests", "--device", "cpu",
+            sys.executable, "-P", "-m", "yatt.adapters.processes.nursery",
+            "--kind", "tests", "--device", "cpu",
             "--mains", "tests.nursery", "--preload", "tests.nursery.preload", "--threads", "1",
             "--link", str(its.fileno()), "--run", str(folder), "--attempt", "1", "--name", "nursery-tests.1",
         ]  # fmt: skip
@@ -138,7 +145,7 @@ def test_a_forked_worker_is_like_a_started_one(nursery) -> None:
 
 
 @pytest.mark.parametrize("does, code", [("0", 0), ("7", 7), ("fail", 1), ("sleep", -signal.SIGHUP)])
-def test_it_ends_with_the_code_of_its_program(nursery, does, code) -> None:
+def test_a_forked_worker_ends_with_the_exit_code_of_its_program(nursery, does, code) -> None:
     forked, log = nursery.fork(does)
     said(log)
     if does == "sleep":
@@ -196,7 +203,7 @@ def test_the_owners_end_is_the_childs(tmp_path) -> None:
     owner.communicate()
 
     def are_gone() -> bool:
-        reap(pids)  # of ours now, as we are a subreaper
+        reap_children(pids)  # of ours now, as we are a subreaper
         return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
     wait_for(are_gone, what="the end of the children")
@@ -244,7 +251,7 @@ def test_packages_that_have_changed_are_not_forked(tmp_path) -> None:
     nursery.close()
 
 
-def test_one_that_stands_still_costs_a_limit(tmp_path, monkeypatch) -> None:
+def test_a_nursery_that_stands_still_costs_a_time_limit_only(tmp_path, monkeypatch) -> None:
     nursery = Nursery(tmp_path).ready()
     monkeypatch.setattr(nursery_link, "FORK_S", 0.2)
     os.kill(nursery.process.pid, signal.SIGSTOP)
@@ -275,7 +282,7 @@ def test_a_process_between_that_stands_still_costs_a_limit(tmp_path, monkeypatch
     os.kill(stopped[0], signal.SIGCONT)
 
     def is_gone() -> bool:
-        reap(stopped[1:])
+        reap_children(stopped[1:])
         return not Path(f"/proc/{stopped[1]}").exists()
 
     wait_for(is_gone, what="the end of a child that nobody waits for")
@@ -299,7 +306,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(nursery) -> None:
                 os.kill(forked.pid, signal.SIGKILL)
             assert forked.wait() == -signal.SIGKILL
         canceller.join()
-        reap(children_of(os.getpid()) - {nursery.process.pid})
+        reap_children(children_of(os.getpid()) - {nursery.process.pid})
 
 
 def test_a_child_that_is_killed_before_it_begins_is_reaped(nursery) -> None:
@@ -317,11 +324,11 @@ def test_nobody_takes_a_child_for_a_stray(nursery, is_noted) -> None:
 
     def watch() -> None:
         while not over.is_set():
-            found, ended = orphans(frozenset(known))
+            found, ended = find_orphans(frozenset(known))
             living = dict(known)
-            reap(set(ended) - living.keys())
+            reap_children(set(ended) - living.keys())
             found = [each for each in found if each.pid not in living]
-            for pid in doomed(found, living, known=(), has_ended=True):
+            for pid in doomed_orphans(found, living, known=(), has_ended=True):
                 killed.append(pid)
                 kill_orphan(pid)
 
@@ -344,7 +351,7 @@ def test_nobody_takes_a_child_for_a_stray(nursery, is_noted) -> None:
     finally:
         over.set()
         watching.join()
-        reap(children_of(os.getpid()) - {nursery.process.pid})
+        reap_children(children_of(os.getpid()) - {nursery.process.pid})
     assert bool(killed) == (not is_noted)
 
 

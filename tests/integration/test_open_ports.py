@@ -19,7 +19,7 @@ from tests.integration.trainer.test_meeting import ZMTP, heard, listening, stran
 from tests.property.test_frame_fuzz import calls, notice
 from tests.runs import HANG_S, RunFile, living, rows, start, wait_for
 from tests.seeds import seed_of
-from yatt.adapters.curve import CurveKeys, calling_socket
+from yatt.adapters.net.curve import CurveKeys, calling_socket
 from yatt.records import cluster as c
 from yatt.records.codec import encode_frame
 

@@ -9,8 +9,8 @@ from tests.bench.oversampling import N, balance_of, lengths, run_of
 from tests.runs import rows, yatt
 from tests.tiny_models import make_scripted_model
 from tests.unit.adapters.test_judge_api import Service, says
-from yatt.core.lengths import by_bucket
-from yatt.core.prompts import sample_seed
+from yatt.core.samples.lengths import by_bucket
+from yatt.core.samples.prompts import sample_seed
 from yatt.engine.script import _mixed
 
 ITERATIONS = 8
@@ -48,7 +48,7 @@ def test_questions_to_genrms_are_cut_too_and_cost_no_group(tmp_path: Path) -> No
     service = Service(lambda _: says("score: 7"))
     run = run_of(tmp_path, 1.5, ITERATIONS, seconds_per_step=0.001)
     run.settings["launch"]["nodes"] = 2
-    run.settings["placement"] = {"mode": "partial", "genrm_slabs": 1}
+    run.settings["placement"] = {"mode": "partial", "genrm_gpu_sets": 1}
     read = {"template": "{completion}", "on_unparsable": "score", "unparsable_score": 0.25, "retries": 0}
     run.settings["genrms"] = [
         {"name": "near", "model": judge, "engine": "scripted", "max_model_tokens": 1024, "max_tokens": 64,

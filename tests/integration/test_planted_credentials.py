@@ -97,5 +97,5 @@ def test_the_webhooks_url_is_in_no_command_line(tmp_path: Path) -> None:
         time.sleep(0.2)
     said = process.communicate()[0]
     assert process.returncode == 2, said
-    assert b"yatt.launch.policy_check" in lines, "the trial was seen"
+    assert b"yatt.launch.checks.policy_check" in lines, "the trial was seen"
     assert b"YATTPLANTEDHOOK" not in lines + said

@@ -16,14 +16,14 @@ import zmq
 from tests.packages import needs
 from tests.tiny_models import VOCAB_SIZE, make_qwen3
 from tests.unit.core.test_placement import config as colocated
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import listening_socket
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import listening_socket
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -33,8 +33,8 @@ MOST_RATIO = 1.1
 
 COMMON = f"""
 import json, os, sys
-from yatt.engine.environment import prepare
-prepare(device="cpu", threads=1)
+from yatt.engine.environment import prepare_environment
+prepare_environment(device="cpu", threads=1)
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import EngineOptions
 from yatt.engine.vllm import engine_arguments
@@ -53,7 +53,7 @@ def count(outputs):
 ENGINE = (
     COMMON
     + """
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.net.worker_link import WorkerLink
 from yatt.engine.worker import EnginePlan, EngineWorker
 from yatt.records import message as m
 def build(kind, options):
@@ -94,8 +94,8 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(3, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)] for _ in range(GROUPS)]
 
 
-def request(group: int, index: int, ids: list[int]) -> m.Sample:
-    return m.Sample(
+def request(group: int, index: int, ids: list[int]) -> m.SampleRequest:
+    return m.SampleRequest(
         request_id=f"{group}/{index}/0", prompt_ids=m.pack_ids(ids), seed=group * N + index,
         temperature=1.0, top_p=1.0, top_k=-1, max_tokens=8, ignore_eos=True, group=f"{group}",
     )  # fmt: skip
@@ -108,7 +108,7 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
     node = Node(
         config=config,
         paths=RunPaths(folder),
-        placement=place(config),
+        placement=placement_of(config),
         attempt=1,
         index=0,
         host="",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import RunFile, rows, yatt
-from yatt.obs.metrics import results
+from yatt.obs.metrics import comparable_results
 
 pytestmark = [pytest.mark.slow]
 
@@ -31,7 +31,9 @@ def test_a_profiled_run_has_a_trace_and_the_same_results(tmp_path: Path) -> None
     assert any(name.startswith("Optimizer.step") for name in names)
     assert not any(plain.run_dir.glob("attempts/*/profiles"))
     assert not profiled.leftovers()
-    compared = [[results(row) for row in rows(run.run_dir / "metrics.jsonl")] for run in (profiled, plain)]
+    compared = [
+        [comparable_results(row) for row in rows(run.run_dir / "metrics.jsonl")] for run in (profiled, plain)
+    ]
     assert compared[0] == compared[1] and len(compared[0]) == 3
     weights = [
         {path.name: path.read_bytes() for path in (run.run_dir / "model").glob("*.safetensors")}

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.core.test_placement import config
-from yatt.adapters.compiler_cache import FOLDERS, unused_caches
+from yatt.adapters.node_local.compiler_cache import FOLDERS, unused_caches
 from yatt.control import __main__ as controller
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, TRAINER, place
-from yatt.core.trainer_environment import CONNECTIONS
+from yatt.core.attempts.trainer_environment import CONNECTIONS
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, placement_of
 from yatt.errors import ConfigError
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 CACHE = f"yatt-cache-{os.getuid()}"
@@ -34,7 +34,8 @@ def node_of(folder: Path, device: str) -> Node:
     paths = RunPaths(folder)
     paths.log(1, "x").parent.mkdir(parents=True, exist_ok=True)
     return Node(
-        config=run, paths=paths, placement=place(run), attempt=1, index=0, host="127.0.0.1", device=device,
+        config=run, paths=paths, placement=placement_of(run),
+        attempt=1, index=0, host="127.0.0.1", device=device,
         devices=("0", "1") if device == "cuda" else (),
     )  # fmt: skip
 
@@ -104,7 +105,7 @@ def test_no_compiled_code_is_kept_where_it_could_not_be_loaded(tmp_path: Path, m
     for name in FOLDERS:
         monkeypatch.delenv(name, raising=False)
     flags = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
-    monkeypatch.setattr("yatt.adapters.compiler_cache.os.statvfs", lambda _: flags)
+    monkeypatch.setattr("yatt.adapters.node_local.compiler_cache.os.statvfs", lambda _: flags)
     found = asyncio.run(environments(node_of(tmp_path, "cuda")))
     assert not found[ROLLOUT].keys() & FOLDERS.keys(), "the libraries' own folders"
     assert not (tmp_path / CACHE).exists()

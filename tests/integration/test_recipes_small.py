@@ -62,7 +62,7 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
         for genrm in recipe.get("genrms", ())
     ]  # fmt: skip
     if is_split:
-        small["placement"] = {**recipe["placement"], "genrm_slabs": 2}
+        small["placement"] = {**recipe["placement"], "genrm_gpu_sets": 2}
     return small
 
 

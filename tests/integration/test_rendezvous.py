@@ -10,12 +10,12 @@ import pytest
 import zmq
 
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.curve import make_keys
+from yatt.adapters.net.curve import make_keys
 from yatt.control.membership import rendezvous
 from yatt.control.membership.peers import Peers
-from yatt.control.membership.rendezvous import meet
+from yatt.control.membership.rendezvous import meet_peers
 from yatt.control.node import Node
-from yatt.core.placement import place
+from yatt.core.gpus.placement import placement_of
 from yatt.errors import DeadlineExceeded
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -26,7 +26,7 @@ LIMIT_S = 60
 def nodes_in(root: Path, num: int, start_timeout_s: float = LIMIT_S) -> list[Node]:
     config = disaggregated(num, 1, 1)
     config = replace(config, launch=replace(config.launch, start_timeout_s=start_timeout_s))
-    placement = place(config)
+    placement = placement_of(config)
     root.mkdir(exist_ok=True)
     make_keys(root / "keys")
     return [
@@ -45,7 +45,7 @@ async def answer(sender: str, body: m.Message) -> m.Message | None:
 async def met(nodes: list[Node], counts: "Counter[str]") -> None:
     """All of them meet in one event loop; then each non-leader asks the leader something."""
     context = zmq.Context()
-    found = await asyncio.gather(*(meet(node, context, answer, lambda: 0) for node in nodes))
+    found = await asyncio.gather(*(meet_peers(node, context, answer, lambda: 0) for node in nodes))
     counts["lines after the meeting"] = counts["lines"]
     peers = []
     for each in found:
@@ -91,7 +91,7 @@ def test_who_is_missing_is_named_by_the_leader_and_by_the_others(tmp_path: Path)
 
     async def three_of_four() -> list[BaseException]:
         context = zmq.Context()
-        met = (meet(node, context, answer, lambda: 0) for node in nodes[:3])
+        met = (meet_peers(node, context, answer, lambda: 0) for node in nodes[:3])
         ended = await asyncio.gather(*met, return_exceptions=True)
         context.term()
         return ended
@@ -103,5 +103,5 @@ def test_who_is_missing_is_named_by_the_leader_and_by_the_others(tmp_path: Path)
 
 def test_a_node_that_no_listing_shows_is_found_by_its_name(tmp_path: Path, monkeypatch) -> None:
     """As on a shared filesystem whose clients cache folders."""
-    monkeypatch.setattr(rendezvous, "published", lambda node: set())
+    monkeypatch.setattr(rendezvous, "published_nodes", lambda node: set())
     asyncio.run(met(nodes_in(tmp_path, 3), Counter()))

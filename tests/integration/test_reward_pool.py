@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.errors import EXIT_WILL_CONTINUE
-from yatt.obs.metrics import results
+from yatt.obs.metrics import comparable_results
 
 pytestmark = pytest.mark.timeout(600)
 BAD_REWARD = '''
@@ -115,8 +115,8 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
     assert drops(killed) == []
     ended = [e for e in rows(killed.run_dir / "events.jsonl") if e["kind"] == "worker.end"]
     assert len([e for e in ended if "SIGKILL" in e["how"]]) >= 4
-    assert [results(row) for row in rows(killed.run_dir / "metrics.jsonl")] == [
-        results(row) for row in rows(calm.run_dir / "metrics.jsonl")
+    assert [comparable_results(row) for row in rows(killed.run_dir / "metrics.jsonl")] == [
+        comparable_results(row) for row in rows(calm.run_dir / "metrics.jsonl")
     ]
 
 
@@ -176,8 +176,8 @@ def test_a_call_that_the_machine_was_too_slow_for_changes_no_deterministic_resul
     kills = [event for event in events if event["kind"] == "reward.kill"]
     assert stalls and len(kills) == (len(stalls) if reward is STARVED_SYNC else 0)
     assert drops(starved) == []
-    assert [results(row) for row in rows(starved.run_dir / "metrics.jsonl")] == [
-        results(row) for row in rows(calm.run_dir / "metrics.jsonl")
+    assert [comparable_results(row) for row in rows(starved.run_dir / "metrics.jsonl")] == [
+        comparable_results(row) for row in rows(calm.run_dir / "metrics.jsonl")
     ]
 
 

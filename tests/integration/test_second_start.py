@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.runs import RunFile, living, rows, start, wait_for, yatt
-from yatt.adapters.files import make_within, publish, sealed
-from yatt.adapters.ledger import ENDED, STARTED, note, record
-from yatt.adapters.process import Identity
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.files.files import make_within, sealed_record, write_atomically
+from yatt.adapters.processes.process import Identity
+from yatt.adapters.run_folder.ledger import ENDED, STARTED, record_of_attempt, write_record
+from yatt.adapters.slurm.slurm import Slurm
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE, ConfigError, FolderGone
-from yatt.launch import occupied
-from yatt.launch.occupied import make_way
+from yatt.launch.folder import occupied
+from yatt.launch.folder.occupied import make_way
 from yatt.paths import RunPaths
 
 
@@ -47,7 +47,7 @@ def test_a_second_start_is_refused_and_takes_over_when_asked(tmp_path: Path) -> 
     second = start("resume", str(file.run_dir), "--take-over")
     said, _ = first.communicate(timeout=120)
     assert first.returncode == EXIT_WILL_CONTINUE, said
-    saved = record(paths, 1, ENDED)["committed"]
+    saved = record_of_attempt(paths, 1, ENDED)["committed"]
     assert saved >= 2, "the first saved what it had trained"
     wait_for(lambda: len(rows(paths.metrics)) > saved, timeout_s=90, what="the second goes on")
     second.terminate()
@@ -81,12 +81,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     me = Identity.of(1)
     assert me is not None
     other = asdict(replace(me, place="another boot"))
-    note(paths, 1, STARTED, {"host": "far", "launcher": other})
+    write_record(paths, 1, STARTED, {"host": "far", "launcher": other})
     return paths
 
 
 def test_a_start_on_another_machine_that_stands_still_is_over(elsewhere: RunPaths) -> None:
-    publish(elsewhere.heartbeat(1), sealed({"counter": 5}, 1))
+    write_atomically(elsewhere.heartbeat(1), sealed_record({"counter": 5}, 1))
     make_way(elsewhere, take_over=False)
 
 
@@ -95,11 +95,11 @@ def test_a_start_on_another_machine_whose_heartbeat_moves_is_refused(elsewhere: 
 
     def beat() -> None:
         for counter in itertools.count(6):
-            publish(elsewhere.heartbeat(1), sealed({"counter": counter}, 1))
+            write_atomically(elsewhere.heartbeat(1), sealed_record({"counter": counter}, 1))
             if over.wait(0.1):
                 return
 
-    publish(elsewhere.heartbeat(1), sealed({"counter": 5}, 1))
+    write_atomically(elsewhere.heartbeat(1), sealed_record({"counter": 5}, 1))
     thread = threading.Thread(target=beat)
     thread.start()
     try:
@@ -114,5 +114,5 @@ def test_nothing_is_made_in_a_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FolderGone, match="is gone"):
         make_within(tmp_path / "run", tmp_path / "run" / "attempts" / "1")
     with pytest.raises(FolderGone, match="is gone"):
-        note(RunPaths(tmp_path / "run"), 1, STARTED, {})
+        write_record(RunPaths(tmp_path / "run"), 1, STARTED, {})
     assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters import shared_memory
-from yatt.adapters.shared_memory import remove_unused, used_by
-from yatt.control.gpus.shared_memory import SharedMemoryWatch, remove_noted
+from yatt.adapters.node_local import shared_memory
+from yatt.adapters.node_local.shared_memory import remove_unused, used_by
+from yatt.control.gpus.processes.shared_memory import SharedMemoryWatch, remove_noted
 
 MAKES = """
 import multiprocessing, os, sys, time

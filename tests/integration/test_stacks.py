@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.runs import ROOT, RunFile, environment, kill, living, start, wait_for, yatt
-from yatt.adapters.stack_dump import MOST_BYTES, REQUEST, run_mark, stacks_here
-from yatt.core.exits import describe_exit
+from yatt.adapters.processes.stack_dump import MOST_BYTES, REQUEST, run_mark, stacks_here
+from yatt.core.attempts.exits import describe_exit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,7 +34,7 @@ def hang_in_c():
 
 PREPARED = """
 import os, sys, threading, time
-from yatt.adapters.stack_dump import answer_stack_requests
+from yatt.adapters.processes.stack_dump import answer_stack_requests
 answer_stack_requests(sys.argv[1], "worker.1", 3)
 def deep():
     print("ready", flush=True)
@@ -93,7 +93,7 @@ def test_a_kernel_without_pidfds_is_enough(spawn: Spawn, tmp_path: Path, monkeyp
 
 def test_what_was_written_is_removed_before_it_is_large(spawn: Spawn, tmp_path: Path, monkeypatch) -> None:
     process = spawn(PREPARED, str(tmp_path))
-    monkeypatch.setattr("yatt.adapters.stack_dump.MOST_BYTES", 1000)
+    monkeypatch.setattr("yatt.adapters.processes.stack_dump.MOST_BYTES", 1000)
     assert MOST_BYTES > 1000
     texts = [stacks_here(tmp_path, 20)[0].text for _ in range(8)]
     assert all(text.count("most recent call first") == 2 for text in texts)

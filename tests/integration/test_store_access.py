@@ -11,14 +11,14 @@ import pytest
 from tests.conftest import BUCKET
 from tests.runs import RunFile, yatt
 from tests.store_proxy import Fault, StoreProxy
-from yatt.checkpoint.access import check_access
-from yatt.checkpoint.store import FolderStore, open_store
-from yatt.config.load import load
+from yatt.checkpoint.store.access import check_access
+from yatt.checkpoint.store.store import FolderStore, open_store
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
-from yatt.launch.preflight import check_store
+from yatt.launch.checks.preflight import check_store
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALWAYS = 10**6
@@ -36,7 +36,7 @@ def config_of(folder: Path, endpoint: str, url: str = "", **options: Any) -> Run
         "url": url or f"s3://{BUCKET}/{folder.name}", "stall_s": 20.0,
         "storage_options": {"endpoint_url": endpoint, **options},
     }  # fmt: skip
-    return completed(load([RunFile(folder, {"checkpoint": checkpoint}).write()], []))
+    return completed_config(load_run_config([RunFile(folder, {"checkpoint": checkpoint}).write()], []))
 
 
 def fault_in(config: RunConfig) -> str:
@@ -128,7 +128,7 @@ class NoLinks(FolderStore):
         return True
 
 
-def test_a_folder_is_tried_out_too(tmp_path: Path) -> None:
+def test_write_access_to_a_folder_store_is_tried_before_the_start(tmp_path: Path) -> None:
     check_access(open_store(str(tmp_path), {}), str(tmp_path))
     with pytest.raises(ConfigError, match="a second conditional create"):
         check_access(NoLinks(tmp_path), str(tmp_path))

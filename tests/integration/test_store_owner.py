@@ -14,22 +14,22 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runs import RunFile, rows, yatt
-from yatt.adapters.ledger import STARTED, newest_attempt, note
-from yatt.checkpoint.holders import Holder, Place, check_held, hold
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.ownership import claim_store, owner_of
-from yatt.checkpoint.run_store import claimed_run_store, own_folder_id
-from yatt.checkpoint.store import FolderStore, Store
-from yatt.config.load import load, load_resolved
+from yatt.adapters.run_folder.ledger import STARTED, newest_attempt, write_record
+from yatt.checkpoint.commit.holders import Holder, Place, check_held, hold_store
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.ownership import claim_store, store_owner
+from yatt.checkpoint.commit.run_store import claimed_run_store, own_folder_id
+from yatt.checkpoint.store.store import FolderStore, Store
+from yatt.config.load import load_resolved, load_run_config
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_DO_NOT_RESTART, ConfigError, StoreTakenOver
-from yatt.launch.committed import await_committed
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_folder
-from yatt.launch.submit import with_store
-from yatt.obs.metrics import results
+from yatt.launch.folder.committed import await_committed
+from yatt.launch.folder.folder import open_folder
+from yatt.launch.resolve.completed import completed_config
+from yatt.launch.resolve.site_defaults import with_store
+from yatt.obs.metrics import comparable_results
 
 SMALL = {"launch": {"nodes": 1}, "optimizer": {"lr_decay_style": "constant"}}
 
@@ -65,7 +65,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def metrics(run: RunFile) -> list[dict[str, Any]]:
-    return [results(row) for row in rows(run.run_dir / "metrics.jsonl")]
+    return [comparable_results(row) for row in rows(run.run_dir / "metrics.jsonl")]
 
 
 def model(run: RunFile) -> dict[str, bytes]:
@@ -137,7 +137,7 @@ def test_the_whole_state_of_another_run_goes_on_as_it_would_have_gone_on_itself(
     manifests = sorted((tmp_path / "new-store" / "manifests").iterdir())
     ids = {json.loads(path.read_text())["run_id"] for path in manifests}
     assert ids == {load_resolved(second.run_dir / "config.yaml").run.id}
-    assert ids.isdisjoint({owner_of(FolderStore(store))})
+    assert ids.isdisjoint({store_owner(FolderStore(store))})
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_checkpoint_to_start_from_that_is_not_there_is_said_before_the_start(
 
 def test_an_attempt_refuses_a_store_that_another_run_has_claimed_since(tmp_path) -> None:
     run = run_file(tmp_path, tmp_path / "store")
-    config = completed(load([run.write()], []))
+    config = completed_config(load_run_config([run.write()], []))
     paths = open_folder(config)
     claimed_run_store(config, paths.root, print)
     (tmp_path / "store" / "run_id").write_text("another\n")
@@ -171,14 +171,14 @@ def test_an_attempt_refuses_a_store_that_another_run_has_claimed_since(tmp_path)
         claimed_run_store(config, paths.root, print)
 
 
-def test_of_two_runs_at_once_one_has_the_store_and_the_other_leaves_no_folder(tmp_path) -> None:
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
-    second = completed(load([run_file(tmp_path / "b", tmp_path / "store").write()], []))
+def test_concurrent_runs_claim_a_store_once_and_the_loser_leaves_no_folder(tmp_path) -> None:
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    second = completed_config(load_run_config([run_file(tmp_path / "b", tmp_path / "store").write()], []))
     assert open_folder(first).config.exists()
     with pytest.raises(ConfigError, match=f"belongs to run {first.run.id}"):
         open_folder(second)
     assert not (tmp_path / "b" / "run").exists()
-    assert completed(first).run.id == first.run.id
+    assert completed_config(first).run.id == first.run.id
 
 
 def test_checkpoints_that_nobody_claimed_are_not_taken_for_ones_own(tmp_path) -> None:
@@ -186,7 +186,7 @@ def test_checkpoints_that_nobody_claimed_are_not_taken_for_ones_own(tmp_path) ->
     store.write("manifests/00000001.000001.json", b"{}")
     with pytest.raises(ConfigError, match="checkpoints that no run has claimed"):
         claim_store(store, str(tmp_path), "mine")
-    assert owner_of(store) == ""
+    assert store_owner(store) == ""
 
 
 def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_path) -> None:
@@ -194,7 +194,7 @@ def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_pat
     urls = set()
     for user in ("ana", "ben"):
         run = RunFile(tmp_path / user, {"run": {"dir": str(tmp_path / user / "exp1")}})
-        config = completed(load([run.write()], []))
+        config = completed_config(load_run_config([run.write()], []))
         urls.add(with_store(config, site).checkpoint.url)
         assert with_store(replace(config), site).checkpoint.url in urls
     assert len(urls) == 2
@@ -202,10 +202,10 @@ def test_two_users_runs_of_one_name_have_places_of_their_own_at_the_site(tmp_pat
 
 
 def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(tmp_path, capsys) -> None:
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)
     store = claimed_run_store(first, old.root, print)
-    note(old, 1, STARTED, {"committed": 0})
+    write_record(old, 1, STARTED, {"committed": 0})
     at_work = Checkpoints(store, 1, first.run.id, own_folder_id(old, store))
     at_work.adopt(None)
     at_work.commit(manifest_of(first, store, iteration=1, attempt=1))
@@ -231,7 +231,7 @@ def test_a_folder_whose_store_was_taken_over_commits_nothing_and_starts_nothing(
 
 def test_a_store_with_an_attempt_that_no_run_has_made_is_not_taken_over(tmp_path) -> None:
     """A start after it would have a number that no name has, so that its commits would be nobody's."""
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     store = claimed_run_store(first, open_folder(first).root, print)
     store.create("adopted/999999999999999.json", b'{"iteration":0,"attempt":0}')
     second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
@@ -241,10 +241,10 @@ def test_a_store_with_an_attempt_that_no_run_has_made_is_not_taken_over(tmp_path
 
 
 def test_a_folder_that_lost_its_id_is_known_by_its_place(tmp_path) -> None:
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)
     claimed_run_store(first, old.root, print)
-    note(old, 1, STARTED, {"committed": 0})
+    write_record(old, 1, STARTED, {"committed": 0})
     known = old.folder_id.read_text()
     damaged = [partial(old.folder_id.write_bytes, bad) for bad in (b"", bytes(13), b"\xff" * 13, b"none")]
     for damage in (old.folder_id.unlink, *damaged):
@@ -254,10 +254,10 @@ def test_a_folder_that_lost_its_id_is_known_by_its_place(tmp_path) -> None:
 
 
 def test_a_new_folder_of_the_same_path_on_another_machine_takes_over(tmp_path, monkeypatch) -> None:
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)
     claimed_run_store(first, old.root, print)
-    note(old, 1, STARTED, {"committed": 0})
+    write_record(old, 1, STARTED, {"committed": 0})
     known = old.folder_id.read_text().strip()
     old.root.rename(tmp_path / "of-machine-a")
     monkeypatch.setattr(socket, "gethostname", lambda: "machine-b")
@@ -269,10 +269,10 @@ def test_a_new_folder_of_the_same_path_on_another_machine_takes_over(tmp_path, m
 
 def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp_path, capsys) -> None:
     """A job may wait for days, or be refused; the folder that has the store may go on meanwhile."""
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)
     store = claimed_run_store(first, old.root, print)
-    note(old, 1, STARTED, {"committed": 0})
+    write_record(old, 1, STARTED, {"committed": 0})
     second = replace(first, run=replace(first.run, dir=str(tmp_path / "b" / "run")))
     new = open_folder(second, starts_now=False)
     check_held(store, own_folder_id(old, store), first.run.id)
@@ -292,18 +292,18 @@ def test_a_folder_that_is_only_made_ready_takes_nothing_over_until_it_starts(tmp
 
 
 def test_a_store_from_before_there_were_notes_belongs_to_the_folder_that_goes_on(tmp_path) -> None:
-    first = completed(load([run_file(tmp_path / "a", tmp_path / "store").write()], []))
+    first = completed_config(load_run_config([run_file(tmp_path / "a", tmp_path / "store").write()], []))
     old = open_folder(first)
-    note(old, 1, STARTED, {"committed": 0})
+    write_record(old, 1, STARTED, {"committed": 0})
     shutil.rmtree(tmp_path / "store" / "holders")
     old.folder_id.unlink()
     store = claimed_run_store(first, old.root, print)
     assert len(store.names("holders")) == 1
 
 
-def test_of_two_folders_that_take_over_at_once_one_goes_on(tmp_path) -> None:
+def test_concurrent_store_takeover_has_one_winner(tmp_path) -> None:
     store = FolderStore(tmp_path)
-    hold(store, "a", Place("/a", "h"), takes_over=False)
+    hold_store(store, "a", Place("/a", "h"), takes_over=False)
     for folder_id in ("c", "b"):  # both have seen the first note only
         store.create(Holder(2, folder_id).name, b"{}")
     check_held(store, "c", "run")

@@ -9,14 +9,14 @@ import pytest
 
 from tests.conftest import BUCKET
 from tests.store_proxy import Fault, StoreProxy
-from yatt.checkpoint.copying import copy
-from yatt.checkpoint.holders import Place, check_held, hold
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.ownership import check_owner, claim_store
-from yatt.checkpoint.pieces import checksum
-from yatt.checkpoint.store import FolderStore, Store, open_store
-from yatt.checkpoint.unfinished import abort_uploads
+from yatt.checkpoint.commit.holders import Place, check_held, hold_store
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.ownership import check_owner, claim_store
+from yatt.checkpoint.commit.pieces import checksum
+from yatt.checkpoint.convert.copying import copy_to_store
+from yatt.checkpoint.store.store import FolderStore, Store, open_store
+from yatt.checkpoint.store.unfinished import abort_uploads
 from yatt.errors import StoreUnreachable, YattError
 from yatt.records.cluster import StateFile
 
@@ -81,7 +81,7 @@ WORK = {
     "adopt": lambda store: Checkpoints(store, 3, "r1").adopt(None),
     "note_origin": lambda store: Checkpoints(store, 3, "r1").note_origin("manifests/1"),
     "claim": lambda store: claim_store(store, "s3://x", "r1"),
-    "hold": lambda store: hold(store, "folder", Place("/run", "here"), takes_over=False),
+    "hold": lambda store: hold_store(store, "folder", Place("/run", "here"), takes_over=False),
 }
 
 
@@ -121,13 +121,13 @@ def test_a_copy_whose_commit_is_refused_leaves_no_files(
     source, name = committed(tmp_path / "source")
     refuse(proxy, "Create")
     with pytest.raises(StoreUnreachable):
-        copy(source, name, store, "s3://x", lambda _: None)
+        copy_to_store(source, name, store, "s3://x", lambda _: None)
     proxy.faults.clear()
     assert not store.names("manifests") and not store.names("")
-    assert copy(source, name, store, "s3://x", lambda _: None)
+    assert copy_to_store(source, name, store, "s3://x", lambda _: None)
     refuse(proxy, "HeadObject")
     with pytest.raises(StoreUnreachable):
-        copy(source, name, store, "s3://x", lambda _: None)
+        copy_to_store(source, name, store, "s3://x", lambda _: None)
 
 
 def test_unfinished_uploads_that_may_not_be_listed_cost_a_log_line(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import VOCAB_SIZE, make_qwen3
-from yatt.core.weight_check import ROUNDINGS_ALLOWED, mean_difference
+from yatt.core.gpus.weight_check import ROUNDINGS_ALLOWED, mean_difference
 from yatt.records.message import pack_floats
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -28,12 +28,14 @@ def test_every_block_of_the_tutorial_works_in_order(tmp_path: Path) -> None:
             assert "Traceback" not in done.stderr
             said[line] = done.stdout
     (printed,) = (text for line, text in said.items() if line == "yatt run run.yaml small.yaml")
-    assert printed.count("    completion: ") == 3, "of iterations 4, 8 and 12"
+    assert printed.count("    completion: ") == 3, "of iterations 20, 40 and 60"
     assert any("reward" in text for command, text in said.items() if command.startswith("yatt show"))
     trained = [
         row for row in rows(tmp_path / "runs" / "run" / "metrics.jsonl") if "critic/rewards/mean" in row
     ]
-    assert len(trained) == 20, "the finished run continued"
+    assert len(trained) == 70, "the finished run continued"
+    rewards = [row["critic/rewards/mean"] for row in trained]
+    assert sum(rewards[50:60]) / 10 > sum(rewards[:10]) / 10 + 0.2, "a reader sees that it learns"
     assert (tmp_path / "first.html").is_file() and (tmp_path / "both.html").is_file()
     assert (tmp_path / "model" / "config.json").is_file()
     judged = rows(tmp_path / "runs" / "judged" / "metrics.jsonl")

@@ -12,10 +12,10 @@ from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from tests.runs import until
 from tests.store_proxy import Fault, StoreProxy
 from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
-from yatt.adapters.host_segment import AREAS
-from yatt.checkpoint.local_tier import LocalTier
-from yatt.checkpoint.pieces import checksum
-from yatt.checkpoint.store import FolderStore, open_store
+from yatt.adapters.node_local.host_segment import AREAS
+from yatt.checkpoint.commit.pieces import checksum
+from yatt.checkpoint.local.local_tier import LocalTier
+from yatt.checkpoint.store.store import FolderStore, open_store
 from yatt.records import message as m
 
 SLOW = {"checkpoint": {"max_bytes_per_s": BYTES}}

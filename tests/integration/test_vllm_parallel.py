@@ -23,10 +23,10 @@ from tests.contract.test_engine import (
 from tests.packages import needs, version_of
 from tests.runs import wait_for
 from tests.tiny_models import make_qwen3, publish
-from yatt.adapters import shared_memory
-from yatt.adapters.memory import ProcessGroups
+from yatt.adapters.machine.memory import ProcessGroups
+from yatt.adapters.node_local import shared_memory
 from yatt.engine.build import build_engine
-from yatt.engine.environment import prepare
+from yatt.engine.environment import prepare_environment
 from yatt.records import message as m
 
 pytestmark = needs("vllm")
@@ -35,7 +35,7 @@ pytestmark = needs("vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_tensor_parallel_workers_serve_updated_weights(tmp_path):
-    prepare(device="cpu", threads=1)
+    prepare_environment(device="cpu", threads=1)
     models = [make_qwen3(tmp_path / name, tied=True, seed=seed) for seed, name in enumerate("ab")]
     engine = build_engine("vllm", options_for(models[0], tp_size=2))
     engine.start()
@@ -53,10 +53,10 @@ HOLDS = """
 import sys, time
 from tests.contract.test_engine import options_for
 from yatt.engine.build import build_engine
-from yatt.engine.environment import prepare
+from yatt.engine.environment import prepare_environment
 
 if __name__ == "__main__":
-    prepare(device="cpu", threads=1)
+    prepare_environment(device="cpu", threads=1)
     engine = build_engine("vllm", options_for(sys.argv[1], tp_size=2))
     engine.start()
     print("it is up", flush=True)
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
+def test_killed_engine_processes_leave_no_shared_memory(tmp_path):
     (tmp_path / "holds.py").write_text(HOLDS)
     model = make_qwen3(tmp_path / "model", tied=True, seed=0)
     with (tmp_path / "log").open("w+") as log:
@@ -86,4 +86,4 @@ def test_of_two_killed_workers_no_shared_memory_is_left(tmp_path):
     has_own_memory = has_avx512 and version_of("vllm") >= Version("0.27")
     assert kinds == {"psm", "sem.mp-", *(("vllm",) if has_own_memory else ())}
     assert shared_memory.remove_unused(files, limit_s=10.0) == set()
-    assert not files & shared_memory.listed()
+    assert not files & shared_memory.shared_memory_files()

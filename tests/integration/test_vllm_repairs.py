@@ -17,7 +17,7 @@ from tests.contract.test_engine import (
 from tests.packages import needs, version_of
 from tests.tiny_models import make_qwen3, make_sigmoid_moe, publish
 from yatt.engine.build import build_engine
-from yatt.engine.environment import prepare
+from yatt.engine.environment import prepare_environment
 from yatt.records.message import pack_ids
 
 pytestmark = needs("vllm")
@@ -29,7 +29,7 @@ LATENT_ATTENTION = pytest.mark.skipif(IS_OLDEST, reason="vLLM 0.26 has no latent
 
 @pytest.fixture(autouse=True)
 def engine_environment():
-    prepare(device="cpu", threads=1)
+    prepare_environment(device="cpu", threads=1)
 
 
 def error_after_update(tmp_path, *, experts: int, kind: str = "") -> float:
@@ -50,9 +50,9 @@ def error_after_update(tmp_path, *, experts: int, kind: str = "") -> float:
 @BEFORE_THE_FAULT
 @pytest.mark.slow
 def test_a_tied_head_stays_old_without_its_repair(tmp_path, monkeypatch):
-    import yatt.engine.transfer
+    import yatt.engine.weights.transfer
 
-    monkeypatch.setattr(yatt.engine.transfer, "repack_tied_heads", lambda model: None)
+    monkeypatch.setattr(yatt.engine.weights.transfer, "repack_tied_heads", lambda model: None)
     assert error_after_update(tmp_path, experts=0) > 1e-2
 
 
@@ -63,7 +63,7 @@ def test_experts_are_laid_out_wrong_without_their_repair(tmp_path, monkeypatch):
         UnquantizedFusedMoEMethod as Method,
     )
 
-    import yatt.engine.transfer  # noqa: F401 - makes the repair
+    import yatt.engine.weights.transfer  # noqa: F401 - makes the repair
 
     original = Method._setup_kernel.__closure__[0].cell_contents
     monkeypatch.setattr(Method, "_setup_kernel", original)
@@ -75,7 +75,7 @@ def test_experts_are_laid_out_wrong_without_their_repair(tmp_path, monkeypatch):
 def test_latent_attention_has_wrong_positions_without_its_repair(tmp_path, monkeypatch):
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
-    import yatt.engine.transfer  # noqa: F401 - makes the repair
+    import yatt.engine.weights.transfer  # noqa: F401 - makes the repair
 
     original = RotaryEmbedding.forward_cpu.__closure__[0].cell_contents
     monkeypatch.setattr(RotaryEmbedding, "forward_cpu", original)

@@ -17,24 +17,30 @@ import zmq
 
 from tests.runs import HANG_S, turns, until
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters import bulk
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import calling_socket, listening_socket, make_keys
-from yatt.adapters.files import make_private
-from yatt.adapters.host_segment import SegmentReader, SegmentWriter, Stamp, segment_path, weight_plan_path
-from yatt.control.gpus import weight_segments
-from yatt.control.gpus.fill import Fill
-from yatt.control.gpus.former_weights import OwnWeights
-from yatt.control.gpus.publications import Publications
-from yatt.control.gpus.uploads import host_stem
-from yatt.control.gpus.weight_segments import GivenWeights
+from yatt.adapters.files.files import make_private
+from yatt.adapters.net import bulk
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import calling_socket, listening_socket, make_keys
+from yatt.adapters.node_local.host_segment import (
+    SegmentReader,
+    SegmentWriter,
+    Stamp,
+    segment_path,
+    weight_plan_path,
+)
+from yatt.control.gpus.weights import weight_segments
+from yatt.control.gpus.weights.fill import Fill
+from yatt.control.gpus.weights.former_weights import OwnWeights
+from yatt.control.gpus.weights.publications import Publications
+from yatt.control.gpus.weights.uploads import host_stem
+from yatt.control.gpus.weights.weight_segments import GivenWeights
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.core.placement import place
-from yatt.engine.published import read_publication
+from yatt.core.gpus.placement import placement_of
+from yatt.engine.weights.published import read_publication
 from yatt.errors import WorkerFailed, YattError
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -50,7 +56,7 @@ class Member:
         launch = replace(config.launch, scratch_dir=str(folder), shm_dir=str(folder / f"shm{index}"))
         config = replace(config, launch=launch)
         self.node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=index,
+            config=config, paths=RunPaths(folder), placement=placement_of(config), attempt=1, index=index,
             host="127.0.0.1", device="cpu",
         )  # fmt: skip
         make_private(self.node.weights_root)
@@ -376,7 +382,7 @@ def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, mon
     async def scene() -> None:
         async with connected(tmp_path) as cluster:
             taker, content = cluster.members[1], cluster.publish(1)
-            receive, broken = bulk.receive, [3]
+            receive, broken = bulk.receive_bytes, [3]
 
             def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
                 if broken[0]:
@@ -384,7 +390,7 @@ def test_a_connection_to_the_owner_that_breaks_is_made_again(tmp_path: Path, mon
                     raise TimeoutError("timed out")
                 receive(ticket, begin, end, target)
 
-            monkeypatch.setattr(bulk, "receive", breaks)
+            monkeypatch.setattr(bulk, "receive_bytes", breaks)
             monkeypatch.setattr(weight_segments, "PAUSE_S", 0.01)
             await taker.take(1)
             assert taker.received(1) == content
@@ -401,7 +407,7 @@ def test_the_owner_is_tried_again_while_blocks_arrive_and_not_for_ever(tmp_path:
     async def scene() -> None:
         async with connected(tmp_path) as cluster:
             taker, content = cluster.members[1], cluster.publish(1)
-            receive = bulk.receive
+            receive = bulk.receive_bytes
 
             def breaks(ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
                 """Each connection gives four blocks."""
@@ -410,7 +416,7 @@ def test_the_owner_is_tried_again_while_blocks_arrive_and_not_for_ever(tmp_path:
                 if near < end:
                     raise ConnectionResetError("reset by peer")
 
-            monkeypatch.setattr(bulk, "receive", breaks)
+            monkeypatch.setattr(bulk, "receive_bytes", breaks)
             monkeypatch.setattr(weight_segments, "PAUSE_S", 0.01)
             await taker.take(1)
             assert taker.received(1) == content
@@ -442,7 +448,7 @@ def test_a_fetch_that_is_overtaken_sets_no_stamp(tmp_path: Path, sent: Sent) -> 
     asyncio.run(scene())
 
 
-def test_of_a_version_that_changed_little_only_the_changes_travel(tmp_path: Path, sent: Sent) -> None:
+def test_only_changed_weights_travel_between_nodes(tmp_path: Path, sent: Sent) -> None:
     """Along the whole chain; a node that has another version gets all, and the next one changes again."""
 
     async def scene() -> None:
@@ -489,7 +495,7 @@ class Breaking:
     """`bulk.receive` whose connections break, and whose blocks are spoiled, by chance."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.receive, self.is_on = random.Random(seed), bulk.receive, True
+        self.random, self.receive, self.is_on = random.Random(seed), bulk.receive_bytes, True
 
     def __call__(self, ticket: bulk.Ticket, begin: int, end: int, target: bulk.BlockTarget) -> None:
         fate = self.random.random() if self.is_on else 1.0
@@ -507,7 +513,7 @@ class Breaking:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_breaks_what_arrives_is_what_was_published(tmp_path: Path, monkeypatch, seed: int) -> None:
-    monkeypatch.setattr(bulk, "receive", breaking := Breaking(seed))
+    monkeypatch.setattr(bulk, "receive_bytes", breaking := Breaking(seed))
     for name in ("PAUSE_S", "MEET_S", "ANSWER_S"):
         monkeypatch.setattr(weight_segments, name, 0.1)
     chance = breaking.random

@@ -78,7 +78,7 @@ def test_disaggregated_with_real_engines_on_nodes_of_their_own(tmp_path: Path) -
         "run": {"deterministic": False},
         "rollout": {"engine": "vllm", **SMALL},
         "genrms": [judge(tmp_path)],
-        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1},
+        "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_gpu_sets": 1},
         "trainer": {"total_iterations": 3},
         "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
     })  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_policy_with_experts_is_trained_and_published(tmp_path: Path) -> None:
         assert not trained.get_tensor(name).equal(first.get_tensor(name))
 
 
-def test_another_family_with_experts_too(tmp_path: Path) -> None:
+def test_a_family_with_experts_trains_a_whole_run(tmp_path: Path) -> None:
     """DeepSeek-V3 is in `test_recipes_small.py`."""
     run = RunFile(tmp_path, {
         "run": {"deterministic": False},

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 
-from yatt.adapters import nursery_link
+from yatt.adapters.processes import nursery_link
 
 
 def preload(_kind: str, _device: str, _threads: int) -> None:

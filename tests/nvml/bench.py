@@ -12,13 +12,13 @@ import tempfile
 
 from tests.obs_runs import make_run
 from tests.runs import HANG_S
-from yatt.adapters.nvml import visible_devices
+from yatt.adapters.machine.nvml import visible_devices
 from yatt.config.load import load_resolved
 from yatt.control.gpus.arbiter import Arbiter, Holding
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, TRAINER, genrm_role, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, genrm_role, placement_of
+from yatt.obs.story.events import EventLog
 
 MIB = 1 << 20
 JUDGE = genrm_role("judge")
@@ -76,7 +76,7 @@ class Bench:
         self.orders, self.lines, self.quarantined, self.taken_back = orders, [], [], []
         self.awake, self.computes = awake, computes
         self.node = Node(
-            config=config, paths=paths, placement=place(config), attempt=1, index=0,
+            config=config, paths=paths, placement=placement_of(config), attempt=1, index=0,
             host="127.0.0.1", device="cuda", devices=visible_devices(device, num_gpus),
             cpus=cpus,
         )  # fmt: skip

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core.balance import MIN_SAMPLES, Cost, CostFit, _fill, deal, plan_iteration
+from yatt.core.samples.balance import MIN_SAMPLES, Cost, CostFit, _fill, deal_mini_batch, plan_iteration
 from yatt.records.message import SampleFact
 
 CAP = 100
@@ -27,7 +27,7 @@ def tokens_of(facts):
 @given(LENGTHS, st.integers(1, 9), COSTS)
 def test_every_sample_is_dealt_once(lengths, dp_size, cost):
     facts = facts_of(lengths)
-    plan = deal(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    plan = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
     dealt = [number for rank in plan.micro_batches for micro in rank for number in micro]
     assert sorted(dealt) == sorted(fact.sample_id for fact in facts)
 
@@ -36,13 +36,13 @@ def test_every_sample_is_dealt_once(lengths, dp_size, cost):
 def test_no_micro_batch_is_over_the_cap(lengths, dp_size, cost):
     facts = facts_of(lengths)
     tokens = tokens_of(facts)
-    plan = deal(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    plan = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
     assert all(sum(tokens[n] for n in micro) <= CAP for rank in plan.micro_batches for micro in rank)
 
 
 @given(LENGTHS, st.integers(1, 9), COSTS)
 def test_all_ranks_have_the_same_number_of_micro_batches(lengths, dp_size, cost):
-    plan = deal(facts_of(lengths), dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    plan = deal_mini_batch(facts_of(lengths), dp_size=dp_size, cap_tokens=CAP, cost=cost)
     assert len(plan.micro_batches) == dp_size
     assert len({len(rank) for rank in plan.micro_batches}) == 1
 
@@ -52,8 +52,8 @@ def test_the_plan_depends_on_the_samples_and_not_on_their_order(lengths, dp_size
     facts = facts_of(lengths)
     shuffled = list(facts)
     chance.shuffle(shuffled)
-    first = deal(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
-    assert deal(shuffled, dp_size=dp_size, cap_tokens=CAP, cost=cost) == first
+    first = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    assert deal_mini_batch(shuffled, dp_size=dp_size, cap_tokens=CAP, cost=cost) == first
 
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 5))
@@ -79,7 +79,7 @@ def test_ranks_that_meet_in_every_micro_step_hardly_wait(seed, size):
     lengths = [(0, min(32_768, max(64, round(draw.lognormvariate(8.2, 1.0))))) for _ in range(num_samples)]
     facts, cost = facts_of(lengths), Cost(a=24576.0, b=1.0)
     tokens = tokens_of(facts)
-    plan = deal(facts, dp_size=dp_size, cap_tokens=40_960, cost=cost).micro_batches
+    plan = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=40_960, cost=cost).micro_batches
     costs = [[sum(cost.of(tokens[n]) for n in micro) for micro in rank] for rank in plan]
     mean = sum(map(sum, costs)) / dp_size
     # No plan beats the mean, nor the longest sample beside average micro-steps.
@@ -89,7 +89,7 @@ def test_ranks_that_meet_in_every_micro_step_hardly_wait(seed, size):
 
 def test_a_sample_over_the_cap_is_a_defect_and_said_so():
     with pytest.raises(AssertionError, match="above the cap of 100"):
-        deal(facts_of([(60, 41)]), dp_size=1, cap_tokens=CAP, cost=Cost())
+        deal_mini_batch(facts_of([(60, 41)]), dp_size=1, cap_tokens=CAP, cost=Cost())
 
 
 # ---- the fit ------------------------------------------------------------------------------------
@@ -177,5 +177,5 @@ def test_no_more_micro_batches_are_made_than_by_trying_one_more_at_a_time(length
     count = max(1, -(-sum(tokens.values()) // (CAP * dp_size)))
     while plainly_filled(ordered, count * dp_size, cost) is None:
         count += 1
-    plan = deal(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
+    plan = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost)
     assert len(plan.micro_batches[0]) == count

@@ -15,8 +15,8 @@ import pytest
 
 from tests.obs_runs import event, make_run
 from tests.seeds import seed_of
-from yatt.obs.batch_loads import as_batch_load, mean_lengths, read_batch_loads
-from yatt.simulation.figures import drawn_length, mean_length
+from yatt.forecast.time.figures import drawn_length, mean_length
+from yatt.obs.story.batch_loads import as_batch_load, mean_lengths, read_batch_loads
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = seed_of("YATT_FUZZ_SEED")

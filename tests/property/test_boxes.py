@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from yatt.models.rows import LayerNames, decoder, layer_rows
+from yatt.models.rows import LayerNames, decoder_table, layer_rows
 from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
 from yatt.weights.boxes import blocks_of, boxes_of
 from yatt.weights.convert import cut_shard
@@ -22,7 +22,7 @@ def table(vocab_size, ffn_size):
         max_positions=64,
     )  # fmt: skip
     fused = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
-    rows = [*decoder(shape, layer_rows(shape)), *layer_rows(shape, fused)]
+    rows = [*decoder_table(shape, layer_rows(shape)), *layer_rows(shape, fused)]
     return [(row, dim_of(row)) for row in rows]
 
 

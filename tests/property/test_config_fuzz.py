@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tests.seeds import seed_of
-from yatt.config.doubts import doubts
-from yatt.config.load import load, load_resolved, resolved_text
+from yatt.config.doubts import doubtful_settings
+from yatt.config.load import load_resolved, load_run_config, resolved_text
 from yatt.errors import ConfigError
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
@@ -83,8 +83,8 @@ def test_a_damaged_run_file_is_loaded_or_refused_with_a_reason(tmp_path: Path) -
         path.write_text(damaged, errors="surrogatepass")
         began_s = time.process_time()
         try:
-            config = load([path], [])
-            doubts(config)
+            config = load_run_config([path], [])
+            doubtful_settings(config)
         except ConfigError as error:
             said = str(error)
             assert str(path) in said and all(c.isprintable() for c in said.replace("\n", "")), (SEED, number)
@@ -108,7 +108,7 @@ def keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", child
 
 
-PLAIN = {key: value for key, value in keys(yaml.safe_load(resolved_text(load([QUICKSTART], []))))}
+PLAIN = {key: value for key, value in keys(yaml.safe_load(resolved_text(load_run_config([QUICKSTART], []))))}
 NUMERIC = sorted(key for key, value in PLAIN.items() if type(value) in (int, float))
 
 
@@ -118,4 +118,4 @@ def test_no_number_takes_nonsense(key: str) -> None:
         if value == "-7" and key == "algorithm.entropy_coeff":
             continue  # allowed, with a note
         with pytest.raises(ConfigError, match=r"\S"):
-            load([QUICKSTART], [f"{key}={value}"])
+            load_run_config([QUICKSTART], [f"{key}={value}"])

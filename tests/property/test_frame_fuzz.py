@@ -22,10 +22,10 @@ import zmq
 from tests.frames import HUGE, as_message, damaged, frames, nonsense
 from tests.runs import HANG_S
 from tests.seeds import seed_of
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import CurveKeys, Gate, calling_socket, listening_socket, make_keys
-from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer
-from yatt.adapters.worker_link import WorkerLink
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import CurveKeys, Gate, calling_socket, listening_socket, make_keys
+from yatt.adapters.net.key_value import Call, KeyValueClient, KeyValueServer
+from yatt.adapters.net.worker_link import WorkerLink
 from yatt.errors import DeadlineExceeded, StaleAttempt
 from yatt.records import message as m
 from yatt.records.codec import encode_frame
@@ -69,12 +69,12 @@ class Expected:
 
 
 def notice(parts: list[bytes]) -> list[int] | None:
-    """A word about a request, four integers; None if it is none."""
+    """A notice about a request, integers only; None if it is none."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         plain = msgspec.msgpack.decode(parts[0])
-        if len(parts) == 1 and isinstance(plain, list) and [type(each) for each in plain] == [int] * 5:
-            attempt, token, seq, kind, progress = plain
-            is_valid = attempt >= 0 and token >= 0 and seq >= 1 and -3 <= kind < 0
+        if len(parts) == 1 and isinstance(plain, list) and [type(each) for each in plain] == [int] * 6:
+            attempt, token, seq, kind, waits_from, progress = plain
+            is_valid = min(attempt, token, waits_from) >= 0 and seq >= 1 and -3 <= kind < 0
             return [attempt, seq, kind, progress] if is_valid else None
     return None
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.obs_runs import BEGAN_S, event, make_run
-from yatt.config.operation import CheckpointSection
-from yatt.core.goodput import CATEGORIES, QUEUE, RUN, START_UP, Now, goodput
-from yatt.obs.account import AccountFold, account_of, facts_of
-from yatt.obs.events import as_event
-from yatt.obs.history import attempts_of, read_events
-from yatt.obs.spans import AttemptRecord, SpanFold, attempt_spans
-from yatt.obs.view import RunView
+from yatt.config.sections.operation import CheckpointSection
+from yatt.core.figures.goodput import CATEGORIES, QUEUE, RUN, START_UP, Now, goodput_seconds
+from yatt.obs.story.account import AccountFold, account_of, facts_of
+from yatt.obs.story.events import as_event
+from yatt.obs.story.history import attempts_of, read_events
+from yatt.obs.story.spans import AttemptRecord, SpanFold, attempt_spans
+from yatt.obs.story.view import RunView
 
 PARTS = ("prepare", "enter", "act")
 CHECKPOINT = CheckpointSection(save_every=1)
@@ -93,7 +93,7 @@ def folded(events, facts=None) -> tuple:
 
 def check(spans, now=None) -> dict[str, float]:
     """The categories add up to the wall time, and none is negative."""
-    seconds = goodput(spans, now)
+    seconds = goodput_seconds(spans, now)
     assert set(seconds) == set(CATEGORIES)
     assert all(spent_s >= 0 and math.isfinite(spent_s) for spent_s in seconds.values()), seconds
     if spans:

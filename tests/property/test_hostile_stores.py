@@ -27,14 +27,14 @@ from tests.hostile_manifests import HostileManifest, drawn_manifest
 from tests.runs import HANG_S, RunFile
 from tests.saved_weights import saved_run
 from tests.seeds import seed_of
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import saved_scalars
-from yatt.checkpoint.shards import Shard, read_shards
-from yatt.checkpoint.store import Store, open_store
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import saved_scalars
+from yatt.checkpoint.local.shards import Shard, read_shards
+from yatt.checkpoint.store.store import Store, open_store
 from yatt.cli.main import main
-from yatt.control.rollouts.carried import read_state
-from yatt.core.checkpoint_names import manifest_name
-from yatt.core.claims import Commit
+from yatt.control.rollouts.groups.carried import read_state
+from yatt.core.attempts.checkpoint_names import manifest_name
+from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError
 
 COUNT = int(os.environ.get("YATT_FUZZ", "60"))

@@ -23,15 +23,15 @@ import pytest
 from tests.runs import HANG_S
 from tests.seeds import seed_of
 from tests.tiny_models import CHAT, VOCAB_SIZE, make_tokenizer
-from yatt.adapters.dataset import RowFiles, check_rows
-from yatt.adapters.watched_trial import Stages
-from yatt.config.load import load, resolved_text
+from yatt.adapters.inputs.dataset import RowFiles, check_rows
+from yatt.adapters.processes.watched_trial import Stages
+from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import DataSection, GenRMSection, RunConfig, VerdictSection
 from yatt.errors import ConfigError
-from yatt.launch.input_trial import check_text
-from yatt.launch.judge_check import check_judge
-from yatt.launch.model_check import check_length, check_model, tensors_of
-from yatt.launch.policy_check import check_policy
+from yatt.launch.checks.input_trial import check_text
+from yatt.launch.checks.judge_check import check_judge
+from yatt.launch.checks.model_check import check_length, check_model, checked_tensors
+from yatt.launch.checks.policy_check import check_policy
 from yatt.models.model import read_model
 from yatt.models.tensors import hf_shapes
 
@@ -278,7 +278,7 @@ def config(model: Path, tmp_path: Path) -> RunConfig:
                     "max_tokens_per_micro_batch": 512},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(json.dumps(written))
-    return load([tmp_path / "run.yaml"], [])
+    return load_run_config([tmp_path / "run.yaml"], [])
 
 
 def copy_of(model: Path, folder: Path) -> Path:
@@ -321,7 +321,7 @@ def show_harmless(folder: Path, what: str) -> None:
     from tokenizers import Tokenizer as Fast
     from transformers import AutoConfig, AutoTokenizer
 
-    found, faults = tensors_of(str(folder), "model.path")
+    found, faults = checked_tensors(str(folder), "model.path")
     assert not faults, what
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core import kept_groups as rules
-from yatt.core.checkpoint_names import manifest_name
-from yatt.core.claims import Commit
-from yatt.core.kept_groups import BEGINNING, KeptFile, KeptRecord, Origin, Share, kept_file
+from yatt.core.attempts.checkpoint_names import manifest_name
+from yatt.core.attempts.claims import Commit
+from yatt.core.phases import kept_groups as rules
+from yatt.core.phases.kept_groups import BEGINNING, KeptFile, KeptRecord, Origin, Share, kept_file
 
 BATCH = 6
 
@@ -26,12 +26,12 @@ class Rules:
     """The rules under test; a planted mistake replaces one."""
 
     weights_of: Callable[..., str] = rules.weights_of
-    fault: Callable[..., str] = rules.fault
+    fault: Callable[..., str] = rules.origin_fault
     may_hold_mine: Callable[..., bool] = rules.may_hold_mine
     has: Callable[[Share, int], bool] = Share.has
     by_preference: Callable[..., dict[int, list[KeptRecord]]] = rules.by_preference
-    covered: Callable[..., list[KeptFile]] = rules.covered
-    useless: Callable[..., list[KeptFile]] = rules.useless
+    covered: Callable[..., list[KeptFile]] = rules.covered_files
+    useless: Callable[..., list[KeptFile]] = rules.useless_files
     is_for_nobody: Callable[..., bool] = rules.is_for_nobody
 
 
@@ -170,7 +170,7 @@ def test_groups_are_used_often_in_these_walks() -> None:
 
 def ignoring(*names: str) -> Callable[[Origin, Origin], str]:
     def fault(found: Origin, wanted: Origin) -> str:
-        return rules.fault(replace(found, **{name: getattr(wanted, name) for name in names}), wanted)
+        return rules.origin_fault(replace(found, **{name: getattr(wanted, name) for name in names}), wanted)
 
     return fault
 
@@ -228,8 +228,8 @@ def test_a_name_has_all_fields_and_foreign_names_are_none() -> None:
 
 def test_a_fault_names_what_differs() -> None:
     one = Origin(run_id="a", settings="b", files="c", data="d", weights="e", iteration=1)
-    assert rules.fault(one, one) == ""
-    assert rules.fault(replace(one, data="x", iteration=2), one) == "it is of other data and iteration"
+    assert rules.origin_fault(one, one) == ""
+    assert rules.origin_fault(replace(one, data="x", iteration=2), one) == "it is of other data and iteration"
 
 
 def test_the_record_with_the_most_scores_is_preferred_and_of_these_the_newest() -> None:
@@ -245,7 +245,7 @@ def test_the_record_with_the_most_scores_is_preferred_and_of_these_the_newest() 
 
 def test_a_stale_attempt_removes_no_files_of_a_newer_one() -> None:
     files = [KeptFile(1, 1, 0, 1), KeptFile(1, 2, 0, 1), KeptFile(2, 1, 0, 1)]
-    assert rules.covered(files, attempt=1, committed=1) == [KeptFile(1, 1, 0, 1)]
+    assert rules.covered_files(files, attempt=1, committed=1) == [KeptFile(1, 1, 0, 1)]
 
 
 def test_carried_over_prompts_are_on_the_shard_that_has_them() -> None:

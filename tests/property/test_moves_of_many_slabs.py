@@ -2,8 +2,8 @@
 
 from hypothesis import given, strategies as st
 
-from yatt.core.moves import Moves, assigned
-from yatt.core.placement import Slab
+from yatt.core.gpus.moves import Moves, assigned_table
+from yatt.core.gpus.placement import Slab
 
 ROLES = ("rollout", "genrm:a", "genrm:b")
 SLABS = [Slab(node, index, (index,)) for node in range(4) for index in range(3)]
@@ -42,7 +42,7 @@ def splits(draw: st.DrawFn) -> dict[str, int]:
 def test_slabs_are_assigned_as_by_the_plain_rule(
     table: dict[Slab, str], split: dict[str, int], built: Pairs, unfit: Pairs
 ) -> None:
-    assert assigned(table, split, built, unfit) == plainly_assigned(table, split, built, unfit)
+    assert assigned_table(table, split, built, unfit) == plainly_assigned(table, split, built, unfit)
 
 
 @given(tables, st.frozensets(st.sampled_from(SLABS)), st.frozensets(st.integers(0, 3)))

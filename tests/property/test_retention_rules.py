@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from yatt.config.operation import CheckpointSection
-from yatt.core import retention
-from yatt.core.claims import BEGINNING, Commit, lineage, refused
-from yatt.core.retention import StoredCommits, superseded
+from yatt.config.sections.operation import CheckpointSection
+from yatt.core.attempts.claims import BEGINNING, Commit, refused_commits, valid_commits
+from yatt.core.phases import retention
+from yatt.core.phases.retention import StoredCommits, superseded_commits
 
 
 @st.composite
@@ -16,7 +16,7 @@ def histories(draw):
     """Commits of several attempts, each of which went on from a valid commit of the ones before."""
     commits, adopted = set(), {}
     for attempt in range(1, draw(st.integers(1, 4)) + 1):
-        line = lineage(commits, adopted)
+        line = valid_commits(commits, adopted)
         parent = draw(st.sampled_from([*line, BEGINNING]))
         adopted[attempt] = parent
         steps = draw(st.lists(st.integers(1, 7), max_size=8))
@@ -24,12 +24,13 @@ def histories(draw):
         for step in steps:
             iteration += step
             commits.add(Commit(iteration, attempt))
-    line = tuple(lineage(commits, adopted))
+    line = tuple(valid_commits(commits, adopted))
     whole = draw(st.sampled_from([*line, None]))
     needed = draw(st.sets(st.sampled_from(sorted(commits) or [BEGINNING]), max_size=3))
     values = {c.iteration: float(draw(st.integers(-3, 3))) for c in line if draw(st.booleans())}
     return StoredCommits(
-        line=line, stale=tuple(refused(commits, adopted)), attempt=max(adopted) + draw(st.integers(0, 1)),
+        line=line, stale=tuple(refused_commits(commits, adopted)),
+        attempt=max(adopted) + draw(st.integers(0, 1)),
         newest_whole=whole, needed=frozenset(needed), values=values,
     )  # fmt: skip
 
@@ -76,30 +77,30 @@ def check(stored: StoredCommits, policy: CheckpointSection, gone: list[Commit]) 
 @settings(max_examples=120, deadline=None)
 @given(stored=histories(), policy=policies)
 def test_nothing_needed_is_deleted_and_nothing_superfluous_kept(stored, policy):
-    check(stored, policy, superseded(stored, policy))
+    check(stored, policy, superseded_commits(stored, policy))
 
 
 @settings(max_examples=60, deadline=None)
 @given(stored=histories(), policy=policies)
 def test_deciding_again_after_the_deletion_deletes_nothing_more(stored, policy):
     """Also of a deletion that was interrupted anywhere: the rest is the same."""
-    gone = superseded(stored, policy)
+    gone = superseded_commits(stored, policy)
     for done in range(len(gone) + 1):
         rest = dataclasses.replace(
             stored,
             line=tuple(c for c in stored.line if c not in gone[:done]),
             stale=tuple(c for c in stored.stale if c not in gone[:done]),
         )
-        assert superseded(rest, policy) == gone[done:]
+        assert superseded_commits(rest, policy) == gone[done:]
 
 
 def no_best(stored, policy):
-    return superseded(dataclasses.replace(stored, values={}), policy)
+    return superseded_commits(dataclasses.replace(stored, values={}), policy)
 
 
 def wrong_mode(stored, policy):
     other = "min" if policy.best_mode == "max" else "max"
-    return superseded(stored, dataclasses.replace(policy, best_mode=other))
+    return superseded_commits(stored, dataclasses.replace(policy, best_mode=other))
 
 
 def newest_of_each_interval(stored, policy):
@@ -108,34 +109,34 @@ def newest_of_each_interval(stored, policy):
 
     before, retention._spaced = retention._spaced, spaced
     try:
-        return superseded(stored, policy)
+        return superseded_commits(stored, policy)
     finally:
         retention._spaced = before
 
 
 def only_exact_multiples(stored, policy):
-    gone = superseded(stored, dataclasses.replace(policy, keep_every=0))
+    gone = superseded_commits(stored, dataclasses.replace(policy, keep_every=0))
     return [c for c in gone if not policy.keep_every or c.iteration % policy.keep_every]
 
 
 def takes_what_is_needed(stored, policy):
-    return superseded(dataclasses.replace(stored, needed=frozenset()), policy)
+    return superseded_commits(dataclasses.replace(stored, needed=frozenset()), policy)
 
 
 def trusts_the_newest(stored, policy):
-    return superseded(dataclasses.replace(stored, newest_whole=next(iter(stored.line), None)), policy)
+    return superseded_commits(dataclasses.replace(stored, newest_whole=next(iter(stored.line), None)), policy)
 
 
 def one_too_few(stored, policy):
-    return superseded(stored, dataclasses.replace(policy, keep=policy.keep - 1 or 1))
+    return superseded_commits(stored, dataclasses.replace(policy, keep=policy.keep - 1 or 1))
 
 
 def all_that_is_stale(stored, policy):
-    return sorted({*superseded(stored, policy), *set(stored.stale).difference(stored.needed)})
+    return sorted({*superseded_commits(stored, policy), *set(stored.stale).difference(stored.needed)})
 
 
 def newest_first(stored, policy):
-    return superseded(stored, policy)[::-1]
+    return superseded_commits(stored, policy)[::-1]
 
 
 def keeps_everything(stored, policy):

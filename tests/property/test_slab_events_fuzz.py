@@ -15,8 +15,8 @@ from tests.obs_runs import make_run
 from tests.property.test_batch_load_fuzz import damaged
 from tests.seeds import seed_of
 from tests.slab_runs import MOVING
-from yatt.cli.look import status
-from yatt.obs.report import write_report
+from yatt.cli.commands.look import status
+from yatt.obs.page.report import write_report
 
 COUNT = int(os.environ.get("YATT_FUZZ", "500"))
 SEED = seed_of("YATT_FUZZ_SEED")
@@ -51,6 +51,6 @@ def test_no_damaged_event_about_slabs_stops_a_look_at_the_run(tmp_path: Path, ca
             assert status(paths.root, as_json=True) == 0 and status(paths.root, as_json=False) == 0
         except Exception as error:
             raise AssertionError((SEED, turn)) from error
-        section = page.partition("<h2>Slabs</h2>")[2].partition("<h2>Timeline</h2>")[0]
+        section = page.partition("<h2>GPU sets</h2>")[2].partition("<h2>Timeline</h2>")[0]
         assert "genrm:judge" in section and OUTSIDE.search(section) is None, (SEED, turn)
         json.loads(capsys.readouterr().out.splitlines()[0])

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.channel import Channel
+from yatt.adapters.net.channel import Channel
 from yatt.config.schema import RunConfig
 from yatt.control.controller import Controller
 from yatt.control.gpus.engines import LocalEngines
@@ -24,7 +24,7 @@ from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.rooms import RoomAnnouncer
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT, Placement, place
+from yatt.core.gpus.placement import ROLLOUT, Placement, placement_of
 from yatt.paths import RunPaths
 from yatt.records import message as m
 from yatt.records.cluster import EngineRoom
@@ -85,11 +85,11 @@ class Hands:
     """In place of the socket to a node's engine: it has what it was sent at once, and answers when told."""
 
     def __init__(self) -> None:
-        self.running: dict[str, m.Sample] = {}
+        self.running: dict[str, m.SampleRequest] = {}
         self.completed: Callable[[str, m.Completed], None] = lambda *_: None
 
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
-        if isinstance(body, m.Sample):
+        if isinstance(body, m.SampleRequest):
             self.running[body.request_id] = body
         if isinstance(body, m.Abort):
             for request_id in body.request_ids:
@@ -125,7 +125,7 @@ def settings(num_askers: int, retries: int) -> tuple[RunConfig, Placement]:
         placement=replace(config.placement, split="dynamic"),
         rollout=replace(config.rollout, max_retries=retries),
     )  # fmt: skip
-    return config, place(config)
+    return config, placement_of(config)
 
 
 class World:
@@ -296,7 +296,7 @@ class World:
         """As `Episodes` does: a completion whose engine was put to sleep is continued while sampling may."""
         reason, part = m.MOVED, 0
         while reason == m.MOVED and not (part and self.is_aborted):
-            sample = m.Sample(
+            sample = m.SampleRequest(
                 request_id=f"{name}/{part}", prompt_ids=m.pack_ids([1]), seed=1, temperature=1.0, top_p=1.0,
                 top_k=-1, max_tokens=4, group=name.partition(":")[0],
             )  # fmt: skip

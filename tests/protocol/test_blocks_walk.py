@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.protocol.test_phases_walk import STAYING, Step, walk
-from yatt.core import phases
-from yatt.core.phases import Phase
+from yatt.core.phases import phases
+from yatt.core.phases.phases import Phase
 
 SPANNING = replace(
     STAYING, nodes=frozenset({0, 1, 2, 3}), pools={"rollout": frozenset({1, 2, 3})},

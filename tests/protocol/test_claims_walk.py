@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from yatt.core import claims as rules
-from yatt.core.claims import BEGINNING, Checked, Claim, ClaimStage, Commit, FileOwner, Linked, Looked
+from yatt.core.attempts import claims as rules
+from yatt.core.attempts.claims import BEGINNING, Checked, Claim, ClaimStage, Commit, FileOwner, Linked, Looked
 
 Step = Callable[[Claim, rules.ClaimEvent], Claim]
 
@@ -142,7 +142,7 @@ class StaleAttempts:
     """A store, and every start that ever was: none of them is told to die."""
 
     draw: random.Random
-    lineage: Lineage = rules.lineage
+    lineage: Lineage = rules.valid_commits
     adopts_first: bool = False
     starts: list[Start] = field(default_factory=list)
     commits: dict[Commit, int] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def test_a_thousand_schedules_of_stale_attempts_write_nothing_that_counts() -> N
     for seed in range(1000):
         stale = StaleAttempts(random.Random(seed))
         stale.run(120)
-        refused += len(rules.refused(set(stale.commits), stale.adopted))
+        refused += len(rules.refused_commits(set(stale.commits), stale.adopted))
     assert refused > 200, "the schedules must make stale attempts write, or nothing was tested"
 
 

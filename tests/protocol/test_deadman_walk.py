@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.protocol.walked_values import changed, key_of
-from yatt.core import deadman as rules
-from yatt.core.deadman import (
+from yatt.core.attempts import deadman as rules
+from yatt.core.attempts.deadman import (
     LATER_S,
     SPREAD_S,
     Action,
@@ -265,7 +265,7 @@ def test_a_planted_mistake_is_caught(wrong: Step) -> None:
         survey(wrong)
 
 
-def test_of_512_nodes_three_look_first_and_the_others_not_at_once() -> None:
+def test_of_512_nodes_three_look_for_a_dead_leader_first() -> None:
     """They look later than the witnesses' takeover, and never many in one second."""
     waits = [limits_of(index).silence_s for index in range(1, 512)]
     first = Limits()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from yatt.core.dispatch import SUSPECT, Dispatch
+from yatt.core.requests.dispatch import SUSPECT, Dispatch
 
 ROOM, PATIENCE, DEPTH = 2, SUSPECT + 1, 14
 POISON, VENOM = "poison", "venom"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from yatt.core import lease as rules
-from yatt.core.lease import SlabLease, Stage, Timing
+from yatt.core.gpus import lease as rules
+from yatt.core.gpus.lease import SlabLease, Stage, Timing
 
 TIMING = Timing(ttl_s=2, stall_s=4, release_s=1, term_s=1, kill_s=1, memory_check_s=1)
 LAST_TICK = 6

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from yatt.core import moves as core
-from yatt.core.moves import MoveRules, Moves, OrderMove
-from yatt.core.placement import Slab
+from yatt.core.gpus import moves as core
+from yatt.core.gpus.moves import MoveRules, Moves, OrderMove
+from yatt.core.gpus.placement import Slab
 
 A, B = "rollout", "genrm:judge"
 SLABS = tuple(Slab(node, index, (index,)) for node in (0, 1) for index in (0, 1))
@@ -78,7 +78,7 @@ class Walk:
         if world.moves.is_open:
             found += [self._after(world, core.TableClosed())] if self._has_barriers else []
         elif not self._has_barriers:
-            planned = core.planned(world.moves, {SLABS[2]: B})
+            planned = core.with_table(world.moves, {SLABS[2]: B})
             found += [self._after(each, core.TableOpened(is_settled=False))
                       for each in (world, replace(world, moves=planned))]  # fmt: skip
         else:  # a barrier has given every slab to the table's role before
@@ -261,6 +261,6 @@ def test_planted_mistakes_are_caught(mistaken: Step):
 def test_a_new_table_changes_as_few_slabs_as_possible_and_prefers_engines_that_are_built():
     table = dict.fromkeys(SLABS, A)
     built = frozenset({(SLABS[1], B)})
-    after = core.assigned(table, {A: 2, B: 2}, built)
+    after = core.assigned_table(table, {A: 2, B: 2}, built)
     assert [slab for slab in SLABS if after[slab] == B] == [SLABS[1], SLABS[3]]
-    assert core.assigned(after, {A: 2, B: 2}, frozenset()) == after
+    assert core.assigned_table(after, {A: 2, B: 2}, frozenset()) == after

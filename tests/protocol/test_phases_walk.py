@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.protocol.walked_values import Remembered, changed
-from yatt.core import phases
-from yatt.core.nodeset import NodeSet
-from yatt.core.phases import Phase, PhasePart, Program, RunState
-from yatt.core.saving import MAX_FAILURES, NO_SAVES
+from yatt.core.phases import phases
+from yatt.core.phases.nodeset import NodeSet
+from yatt.core.phases.phases import Phase, PhasePart, Program, RunState
+from yatt.core.phases.saving import MAX_FAILURES, NO_SAVES
 
 PROGRAM = Program(
     nodes=frozenset({0, 1}),
@@ -371,7 +371,7 @@ def walk(
         lose_left=lose_left, stop_left=stop_left,
         join_left=join_left, fail_left=fail_left, give_left=give_left,
     )  # fmt: skip
-    todo = [apply(first, program, step.result(phases.start(program)))]
+    todo = [apply(first, program, step.result(phases.start_phases(program)))]
     seen, ends = {key_of_world(todo[0])}, []
     kept_turns = 2 if len(program.nodes) == 2 else 1
     while todo:
@@ -670,14 +670,14 @@ def test_a_planted_mistake_about_losses_is_caught(wrong: Step) -> None:
 
 def test_who_is_absent_from_the_start_is_asked_nothing() -> None:
     program = replace(ELASTIC, absent=frozenset({1}))
-    state, _ = phases.start(program)
+    state, _ = phases.start_phases(program)
     after, actions = phases.step(state, phases.Acted(state.seq), program)
     assert [order.node for order in actions if isinstance(order, phases.PhaseOrder)] == [0, 2]
     assert after.owed == {0, 2}
 
 
 def test_a_failure_ends_the_run_with_its_exit_code() -> None:
-    state, _ = phases.start(PROGRAM)
+    state, _ = phases.start_phases(PROGRAM)
     _, actions = phases.step(state, phases.Failure("trainer-n0r0 ended", 1), PROGRAM)
     assert actions == (phases.End(1, "trainer-n0r0 ended"),)
 
@@ -882,7 +882,7 @@ def test_a_dead_node_is_named_in_every_order_of_its_death_and_what_followed_from
 
 
 def test_an_engine_node_that_dies_is_no_cause() -> None:
-    state, _ = phases.start(ELASTIC)
+    state, _ = phases.start_phases(ELASTIC)
     state, _ = phases.step(state, SYMPTOM, ELASTIC)
     state, actions = phases.step(state, phases.NodeLost(1, "is gone"), ELASTIC)
     assert [type(action) for action in actions] == [phases.Exclude]

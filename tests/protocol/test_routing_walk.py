@@ -143,7 +143,7 @@ def test_a_lost_node_costs_a_request_no_retry() -> None:
         (NAMES[:1], (("lose", 1), ("lose", 2))),
     ],
 )
-def test_nor_do_engines_that_die_nodes_that_are_lost_and_aborts(
+def test_dying_engines_lost_nodes_and_aborts_lose_no_request(
     names: tuple[str, ...], extra: tuple[tuple[str, Any], ...]
 ) -> None:
     assert len(walk(names=names, extra=extra, depth=9).seen) > 500

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from yatt.core import sampling_track as core
-from yatt.core.sampling_track import Track, TrackRules
+from yatt.core.phases import sampling_track as core
+from yatt.core.phases.sampling_track import Track, TrackRules
 
 TURNS = TrackRules(total_iterations=3)
 ONE = TrackRules(total_iterations=4, ahead=1, max_age=1)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from yatt.core import lease as rules, shared_slab
-from yatt.core.lease import Stage, Timing
-from yatt.core.shared_slab import ForEngine, OfEngine, SharedSlab
+from yatt.core.gpus import lease as rules, shared_slab
+from yatt.core.gpus.lease import Stage, Timing
+from yatt.core.gpus.shared_slab import ForEngine, OfEngine, SharedSlab
 
 TIMING = Timing(ttl_s=1, stall_s=4, release_s=1, term_s=1, kill_s=1, memory_check_s=1)
 LAST_TICK = 3

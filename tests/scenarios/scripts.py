@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from yatt.core import deadman, lease, phases
-from yatt.core.dispatch import Dispatch
-from yatt.core.phases import Program
+from yatt.core.attempts import deadman
+from yatt.core.gpus import lease
+from yatt.core.phases import phases
+from yatt.core.phases.phases import Program
+from yatt.core.requests.dispatch import Dispatch
 
 Play = Callable[[str], list[str]]
 
@@ -95,7 +97,7 @@ def phases_play(settings: dict[str, str]) -> Play:
         before = _phase_words(state)
         found: list[phases.Action] = []
         if line == "start":
-            state, actions = phases.start(program)
+            state, actions = phases.start_phases(program)
             found += actions
         for event in _phase_events(line, state) if line != "start" and state else ():
             state, actions = phases.step(state, event, program)

@@ -18,13 +18,13 @@ import yaml
 
 from tests.runs import LOADED, ROOT, RunFile, command, living, rows, run_to_end, wait_for
 from tests.slurm.cluster import Cluster
-from yatt.adapters.files import temporaries, unsealed_any
-from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import attempts, newest_attempt, run_is_finished
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.pieces import checksum
-from yatt.checkpoint.store import FolderStore
-from yatt.obs.metrics import STEP, results
+from yatt.adapters.files.files import temporary_files, unsealed_any
+from yatt.adapters.run_folder.ledger import newest_attempt, run_is_finished, started_attempts
+from yatt.adapters.slurm.job_note import noted_job
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.pieces import checksum
+from yatt.checkpoint.store.store import FolderStore
+from yatt.obs.metrics import STEP, comparable_results
 from yatt.paths import RunPaths
 
 ITERATIONS = 12
@@ -134,11 +134,11 @@ class SubmittedRun:
     @property
     def launcher(self) -> int:
         """Pid of the newest attempt's launcher."""
-        return int(attempts(self.paths)[-1].started["pid"])
+        return int(started_attempts(self.paths)[-1].started["pid"])
 
     def wait_attempts(self, number: int, timeout_s: float = 90) -> None:
         """Until so many attempts have begun."""
-        self._wait(lambda: len(attempts(self.paths)) >= number, timeout_s, f"attempt {number}")
+        self._wait(lambda: len(started_attempts(self.paths)) >= number, timeout_s, f"attempt {number}")
 
     def wait_said(self, text: str, timeout_s: float = 90) -> None:
         """Until the launcher has said so in its log."""
@@ -246,14 +246,14 @@ class SubmittedRun:
                 lost |= {Path(folder).name for folder in noted["folders"]}
         kept = [name for name in self.file.leftovers() if name not in lost]
         assert kept == [], "sockets or shared memory were left"
-        assert temporaries(self.paths.root) == [], "files half written"
+        assert temporary_files(self.paths.root) == [], "files half written"
 
 
 def metrics_of(paths: RunPaths) -> list[dict[str, Any]]:
     """What must be equal between two runs with the same results; each iteration once, in order."""
     found = rows(paths.metrics)
     assert [row[STEP] for row in found] == list(range(1, len(found) + 1))
-    return [results(row) for row in found]
+    return [comparable_results(row) for row in found]
 
 
 def weights_of(paths: RunPaths) -> dict[str, str]:
@@ -265,4 +265,4 @@ def weights_of(paths: RunPaths) -> dict[str, str]:
 
 def ends(paths: RunPaths) -> list[tuple[int | None, str]]:
     """How each attempt ended, as the ledger has it."""
-    return [(a.ended.get("exit_code"), str(a.ended.get("reason", ""))) for a in attempts(paths)]
+    return [(a.ended.get("exit_code"), str(a.ended.get("reason", ""))) for a in started_attempts(paths)]

@@ -11,7 +11,7 @@ import pytest
 from tests.runs import rows, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import ENDED, record
+from yatt.adapters.run_folder.ledger import ENDED, record_of_attempt
 from yatt.errors import EXIT_WILL_CONTINUE
 
 pytestmark = [pytest.mark.slurm]
@@ -191,7 +191,7 @@ def test_a_submit_with_take_over_lets_the_running_job_save_first(cluster: Cluste
     done = run.yatt("submit", str(run.config), "--site", str(run.site), "--take-over")
     assert done.returncode == 0, done.stderr
     assert f"job {first} of this run is RUNNING: taking over" in done.stdout
-    saved = record(run.paths, 1, ENDED)
+    saved = record_of_attempt(run.paths, 1, ENDED)
     assert (saved["exit_code"], saved["committed"] >= 1) == (EXIT_WILL_CONTINUE, True)
     second = run.job_id
     assert second != first

@@ -39,10 +39,10 @@ def test_every_process_of_a_run_has_all_cpus_of_the_job(binding: Cluster, refere
     found = {
         pid: (module, os.sched_getaffinity(pid))
         for pid, module in living(run.paths.root).items()
-        if module not in ("", "yatt.launch.job")
+        if module not in ("", "yatt.launch.attempt.job")
     }
     modules = {module for module, _ in found.values()}
-    assert modules >= {"yatt.launch.step", "yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward"}
+    assert modules >= {"yatt.launch.node.step", "yatt.control", "yatt.trainer", "yatt.rollout", "yatt.reward"}
     assert {len(cpus) for _, cpus in found.values()} == {CPUS}, found
     started = run.events("worker.start")
     assert {event["cpus"] for event in started} == {"0-1"}, started

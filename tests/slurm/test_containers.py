@@ -12,7 +12,7 @@ import pytest
 from tests.runs import ROOT, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1500)]
 HEAVY = ("torch", "vllm", "megatron", "transformers", "triton", "nvidia")
@@ -86,6 +86,6 @@ def test_a_run_is_submitted_without_engines_and_outlives_its_batch_node(
     wait_for(lambda: run.restarts(run.job_id) == 1, timeout_s=120, what="Slurm to requeue the job")
     run.hurry()
     run.wait_finished(run.job_id)
-    assert len(attempts(run.paths)) == 2
+    assert len(started_attempts(run.paths)) == 2
     assert metrics_of(run.paths) == reference["metrics"]
     assert cluster.squeue() == []

@@ -12,10 +12,10 @@ import pytest
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
-from yatt.adapters.requeue import Requeue
-from yatt.adapters.slurm import Slurm
-from yatt.core.deadman import Job
+from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.adapters.slurm.requeue import Requeue
+from yatt.adapters.slurm.slurm import Slurm
+from yatt.core.attempts.deadman import Job
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
@@ -35,7 +35,7 @@ def test_two_requeues_at_once_are_one_new_start(cluster: Cluster, reference, tmp
     subprocess.run(["scontrol", "requeue", job_id], env=cluster.env, capture_output=True, check=False)
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 1
-    assert [attempt.started["job"] for attempt in attempts(run.paths)] == [job_id, job_id]
+    assert [attempt.started["job"] for attempt in started_attempts(run.paths)] == [job_id, job_id]
     assert cluster.squeue() == [], "no successor was chained beside the requeue"
     assert "continues the run" not in run.launcher_log()
     run.check(reference)
@@ -92,7 +92,7 @@ def test_slurm_is_away_when_the_warning_comes(cluster: Cluster, reference, tmp_p
     cluster.ctld("unpause")
     run.wait_finished(job_id)
     assert ends(run.paths)[0] == (75, "warned by Slurm")
-    assert (run.restarts(job_id), len(attempts(run.paths))) == (1, 2)
+    assert (run.restarts(job_id), len(started_attempts(run.paths))) == (1, 2)
     run.check(reference)
 
 
@@ -123,15 +123,18 @@ def test_a_job_without_scontrol_is_requeued_by_slurm_itself(cluster: Cluster, re
     os.kill(run.controller(1), signal.SIGKILL)
     run.wait_attempts(2)
     assert "scontrol is not on the PATH" in run.launcher_log()
-    run.wait_step(attempts(run.paths)[1].started["committed"] + 1)
+    run.wait_step(started_attempts(run.paths)[1].started["committed"] + 1)
     cluster.sbatch(HIGH, "--partition=high", "--nodes=3", "--exclusive")
     run.wait_said("the next start could not be requested: scontrol is not on the PATH")
     run.wait_attempts(3)
     run.hurry()
     run.wait_finished(job_id)
     assert [code for code, _ in ends(run.paths)] == [1, 75, 0]
-    assert attempts(run.paths)[2].started["committed"] == attempts(run.paths)[1].ended["committed"]
-    assert (run.restarts(job_id), len(attempts(run.paths))) == (1, 3)
+    assert (
+        started_attempts(run.paths)[2].started["committed"]
+        == started_attempts(run.paths)[1].ended["committed"]
+    )
+    assert (run.restarts(job_id), len(started_attempts(run.paths))) == (1, 3)
     run.check(reference)
 
 
@@ -151,7 +154,7 @@ def test_a_second_job_of_the_same_run_takes_it_over(cluster: Cluster, reference,
     assert (over["ExitCode"], over["Restarts"]) == ("75:0", "0")
     run.hurry()
     run.wait_finished(second_id)
-    assert [attempt.started["job"] for attempt in attempts(run.paths)] == [first_id, second_id]
+    assert [attempt.started["job"] for attempt in started_attempts(run.paths)] == [first_id, second_id]
     assert ends(run.paths)[1] == (0, "finished")
     assert "a newer start of this run exists: this one ends" in run.launcher_log()
     assert run.restarts(second_id) == 0

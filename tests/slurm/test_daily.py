@@ -11,9 +11,9 @@ from submitit.core.utils import FailedJobError
 from tests.runs import HANG_S, RunFile, command, kill, popen, start, wait_for, yatt
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ITERATIONS, SLOW_REWARD, SubmittedRun, ends, metrics_of
-from yatt.adapters.ledger import attempts
-from yatt.launch.executor import HetJob
-from yatt.launch.stacks import of_node
+from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.launch.commands.executor import HetJob
+from yatt.launch.commands.stacks import of_node
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 BLOCKER = "#!/bin/bash\nsleep 300\n"
@@ -107,7 +107,7 @@ def test_cancel_saves_and_resume_goes_on_to_the_same_end(cluster: Cluster, refer
     run.wait_step(2)
     done = run.yatt("cancel", root)
     assert done.returncode == 0, done.stderr
-    (ended,) = (attempt.ended for attempt in attempts(run.paths))
+    (ended,) = (attempt.ended for attempt in started_attempts(run.paths))
     assert (ended["exit_code"], ended["reason"]) == (75, "cancelled by its user")
     assert ended["committed"] >= run.step() >= 2, "what was trained is saved"
     assert f"stopped after iteration {ended['committed']}, which is saved" in done.stdout
@@ -163,14 +163,14 @@ def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference,
     run.wait_step(3)
     assert run.yatt("cancel", root).returncode == 0
     run.hurry()
-    committed = attempts(run.paths)[0].ended["committed"]
+    committed = started_attempts(run.paths)[0].ended["committed"]
     too_many = run.yatt("resume", root, "--nodes", "3", "--trainer-nodes", "3")
     assert too_many.returncode == 2
     assert "the run cannot continue on 3 nodes:\n  placement.trainer_nodes: 3 of 3 nodes" in too_many.stderr
     job_id = resumed(run, "--nodes", "3", "--trainer-nodes", "1")
     run.wait_finished(job_id)
-    assert attempts(run.paths)[1].started["hosts"].keys() == {"trainer", "engines"}
-    assert [len(attempt.started["hosts"]["trainer"]) for attempt in attempts(run.paths)] == [2, 1]
+    assert started_attempts(run.paths)[1].started["hosts"].keys() == {"trainer", "engines"}
+    assert [len(attempt.started["hosts"]["trainer"]) for attempt in started_attempts(run.paths)] == [2, 1]
     mine, others = metrics_of(run.paths), reference["metrics"]
     assert mine[:committed] == others[:committed]
     assert len(mine) == ITERATIONS

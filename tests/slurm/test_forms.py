@@ -22,7 +22,7 @@ from tests.slurm.test_containers import stand_in
 from tests.slurm.test_lost_machines import hosts
 from tools.install_slurm import SEARCH
 from tools.other_slurm import place
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1600)]
 
@@ -133,7 +133,7 @@ def test_a_run_lives_its_life(formed: Cluster, form: Form, real_reference, tmp_p
     assert done.returncode == 0, done.stderr
     assert run.job_id != cancelled
     run.wait_finished(run.job_id)
-    starts = [(each.started["job"], each.started["restarts"]) for each in attempts(run.paths)]
+    starts = [(each.started["job"], each.started["restarts"]) for each in started_attempts(run.paths)]
     assert len(set(starts)) == 4, f"one for each event: {starts}"
     assert ends(run.paths)[0][1] == "preempted"
     assert "cancelled by its user" in [why for _, why in ends(run.paths)]

@@ -11,7 +11,7 @@ import pytest
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 
@@ -42,7 +42,7 @@ def test_preempted_without_the_signal_it_asked_for(silent: Cluster, reference, t
     run.wait_attempts(2)
     run.hurry()
     run.wait_finished(job_id)
-    first, second = attempts(run.paths)
+    first, second = started_attempts(run.paths)
     assert second.started["committed"] >= (SAVE_EVERY if grace_s == 0 else 5), "an interval at most"
     if grace_s:
         assert ends(run.paths)[0] == (75, "preempted")
@@ -63,7 +63,7 @@ def test_the_time_limit_is_near(cluster: Cluster, reference, tmp_path):
     cluster.call("scontrol", "update", f"jobid={job_id}", "TimeLimit=10")
     run.hurry()
     run.wait_finished(job_id)
-    first, second = attempts(run.paths)
+    first, second = started_attempts(run.paths)
     assert ends(run.paths)[0] == (75, "the time limit is near")
     assert second.started["committed"] == first.ended["committed"] >= 1
     assert (second.started["job"], run.restarts(job_id)) == (job_id, 1)
@@ -76,7 +76,7 @@ def test_a_site_without_requeue_chains_a_successor(cluster: Cluster, reference, 
     run.wait_step(2)
     os.kill(run.launcher, signal.SIGUSR2)
     run.wait_attempts(2)
-    next_id = attempts(run.paths)[1].started["job"]
+    next_id = started_attempts(run.paths)[1].started["job"]
     assert next_id != first_id
     assert next_id in run.yatt("status", str(run.paths.root)).stdout
     run.wait_finished(next_id)
@@ -84,8 +84,11 @@ def test_a_site_without_requeue_chains_a_successor(cluster: Cluster, reference, 
     assert (over["JobState"], over["Restarts"], over["ExitCode"]) == ("FAILED", "0", "75:0")
     assert run.restarts(next_id) == 0
     assert [row["id"] for row in cluster.squeue()] == [], "one successor"
-    assert len(attempts(run.paths)) == 2
-    assert attempts(run.paths)[1].started["committed"] == attempts(run.paths)[0].ended["committed"]
+    assert len(started_attempts(run.paths)) == 2
+    assert (
+        started_attempts(run.paths)[1].started["committed"]
+        == started_attempts(run.paths)[0].ended["committed"]
+    )
     run.check(reference)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.runs import ROOT, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 
 ROUNDS = int(os.environ.get("YATT_LOST_ANSWERS", "1"))
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
@@ -61,7 +61,7 @@ def lost(cluster: Cluster, tmp_path: Path) -> LostAnswers:
 
 
 @pytest.mark.parametrize("first", ["timeout", "kill"] * ROUNDS)
-def test_of_a_submitter_a_join_and_a_successor(
+def test_a_lost_answer_of_sbatch_makes_no_second_job(
     cluster: Cluster, reference, tmp_path: Path, lost: LostAnswers, first: str
 ) -> None:
     """A whole run: that the jobs can do their work, whose files nobody has named for them, is the subject."""
@@ -85,7 +85,7 @@ def test_of_a_submitter_a_join_and_a_successor(
     os.kill(run.launcher, signal.SIGUSR2)
     run.wait_attempts(2)
     run.hurry()
-    successor = attempts(run.paths)[1].started["job"]
+    successor = started_attempts(run.paths)[1].started["job"]
     run.wait_finished(successor)
     wait_for(lambda: cluster.squeue() == [], timeout_s=60, what="no job to be left")
     assert [how for how, _ in lost.queued] == [first, "timeout", "timeout"], "and no job beside these"
@@ -95,7 +95,9 @@ def test_of_a_submitter_a_join_and_a_successor(
 
 
 @pytest.mark.parametrize("_round", range(ROUNDS))
-def test_of_a_sweep(cluster: Cluster, tmp_path: Path, lost: LostAnswers, _round: int) -> None:
+def test_a_lost_answer_of_sbatch_makes_no_second_job_of_a_sweep(
+    cluster: Cluster, tmp_path: Path, lost: LostAnswers, _round: int
+) -> None:
     """Three whole runs, for the same reason."""
     run = SubmittedRun(cluster, tmp_path, {"trainer": {"total_iterations": 1}})
     lost.lose("timeout", "timeout", "timeout")
@@ -124,7 +126,7 @@ def test_the_successor_of_a_persons_own_script_has_its_options(
     os.kill(run.launcher, signal.SIGUSR2)
     run.wait_attempts(2)
     run.hurry()
-    successor = attempts(run.paths)[1].started["job"]
+    successor = started_attempts(run.paths)[1].started["job"]
     assert successor != first
     shown = cluster.show_job(int(successor))
     assert (shown["JobName"], shown["TimeLimit"]) == (name.partition("=")[2], "00:09:00")

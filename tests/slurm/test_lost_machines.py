@@ -10,17 +10,17 @@ import pytest
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
-from yatt.launch.join import GRACE_S
+from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore
+from yatt.launch.attempt.join import GRACE_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 
 
 def hosts(run: SubmittedRun) -> list[str]:
     """Slurm's name of each of the run's nodes, in the newest attempt."""
-    started = attempts(run.paths)[-1].started["hosts"]
+    started = started_attempts(run.paths)[-1].started["hosts"]
     return [*started["trainer"], *started["engines"]]
 
 
@@ -35,11 +35,11 @@ def test_a_lost_engine_node_shrinks_the_pool_and_a_restart_in_the_same_start_doe
     lost = run.wait_event("node.lost", node=3)
     assert lost["goes_on"] is True
     run.wait_step(run.step() + 2)
-    assert len(attempts(run.paths)) == 1
+    assert len(started_attempts(run.paths)) == 1
     os.kill(run.controller(1), signal.SIGKILL)
     run.hurry()
     run.wait_finished(job_id)
-    assert attempts(run.paths)[1].started["absent"] == [3]
+    assert started_attempts(run.paths)[1].started["absent"] == [3]
     assert (run.restarts(job_id), [code for code, _ in ends(run.paths)]) == (0, [1, 0])
     run.check(reference, dead={3})
 
@@ -116,7 +116,7 @@ def test_a_machine_that_dies_before_its_controller_is_there_is_left_out_once_slu
     run.wait_finished(job_id)
     assert node == 1 or ends(run.paths)[0][1] == "node3 is gone"
     assert run.restarts(job_id) == (1 if node == 1 else 0), "for a trainer node, by Slurm or by the launcher"
-    assert gone not in hosts(run) or attempts(run.paths)[-1].started["absent"] == [node]
+    assert gone not in hosts(run) or started_attempts(run.paths)[-1].started["absent"] == [node]
     run.check(reference, dead={node})
 
 
@@ -148,7 +148,7 @@ def test_a_lost_batch_node_leaves_no_zombie(cluster: Cluster, reference, tmp_pat
     run.wait_finished(job_id)
     assert len(run.events("requeue")) == 1
     assert run.restarts(job_id) == 1
-    assert len(attempts(run.paths)) == 2
+    assert len(started_attempts(run.paths)) == 2
     assert gone not in hosts(run)
     run.check(reference)
 
@@ -166,13 +166,13 @@ def test_a_lost_batch_node_where_nothing_is_requeued_leaves_one_successor(
     run.hurry()
     assert (asked["reason"], asked["code"]) == ("the leader is gone", 0)
     run.wait_attempts(2)
-    next_id = attempts(run.paths)[1].started["job"]
+    next_id = started_attempts(run.paths)[1].started["job"]
     assert next_id != first_id
     run.wait_finished(next_id)
     assert len(run.events("requeue")) == 1
     assert (run.restarts(first_id), run.restarts(next_id)) == (0, 0)
     assert cluster.squeue() == [], "one successor"
-    assert len(attempts(run.paths)) == 2
+    assert len(started_attempts(run.paths)) == 2
     assert gone not in hosts(run)
     run.check(reference)
 
@@ -182,20 +182,20 @@ def test_a_stale_attempt_writes_nowhere_that_counts(cluster: Cluster, reference,
     run = SubmittedRun(cluster, tmp_path, reward=SLOW_REWARD)
     job_id = run.submit()
     run.wait_step(2)
-    paused_node, stale = hosts(run)[0], attempts(run.paths)[0].started["pid"]
+    paused_node, stale = hosts(run)[0], started_attempts(run.paths)[0].started["pid"]
     leader = run.controller(0)
     cluster.pause(paused_node)
     os.kill(leader, signal.SIGSTOP)  # it will wake in the middle of the newer attempt's work
     cluster.call("scontrol", "requeue", job_id)
-    wait_for(lambda: len(attempts(run.paths)) == 2, timeout_s=120, what="the next start")
+    wait_for(lambda: len(started_attempts(run.paths)) == 2, timeout_s=120, what="the next start")
     assert paused_node not in hosts(run)
-    run.wait_step(attempts(run.paths)[1].started["committed"] + 2)
+    run.wait_step(started_attempts(run.paths)[1].started["committed"] + 2)
     os.kill(leader, signal.SIGCONT)
     run.hurry()
     run.wait_finished(job_id)
     wait_for(lambda: not os.path.exists(f"/proc/{leader}"), what="the stale attempt to end itself")
-    assert len(attempts(run.paths)) == 2, "the stale attempt claimed no attempt"
-    heir = attempts(run.paths)[1].started
+    assert len(started_attempts(run.paths)) == 2, "the stale attempt claimed no attempt"
+    heir = started_attempts(run.paths)[1].started
     late = [e for e in run.events("ckpt.commit", attempt=1) if e["wall"] > heir["wall"]]
     # It may stand still between a commit, which the newer attempt has seen, and saying so.
     late = [e for e in late if e["iteration"] > heir["committed"]]
@@ -216,7 +216,7 @@ def test_lost_controllers_of_trainers_cost_an_attempt_each_but_no_requeue(
     run.wait_step(2)
     os.kill(run.controller(1), signal.SIGKILL)
     run.wait_attempts(2)
-    run.wait_step(attempts(run.paths)[1].started["committed"] + 1)
+    run.wait_step(started_attempts(run.paths)[1].started["committed"] + 1)
     os.kill(run.controller(0), signal.SIGKILL)
     run.hurry()
     run.wait_finished(job_id)

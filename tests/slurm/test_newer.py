@@ -25,7 +25,7 @@ from tests.slurm.test_signals_by_hand import (
     test_usr2_to_all_steps_and_to_the_batch_script_is_a_wish_to_save as test_usr2_by_hand,
 )
 from tools.other_slurm import place
-from yatt.adapters.ledger import attempts, run_is_finished
+from yatt.adapters.run_folder.ledger import run_is_finished, started_attempts
 
 __all__ = [
     "test_a_job_submitted_by_hand",
@@ -61,7 +61,7 @@ def test_a_preempted_run_comes_back(cluster: Cluster, reference, tmp_path, layou
     wait_for(lambda: run_is_finished(run.paths), timeout_s=200, what="the run to finish")
     wait_for(lambda: cluster.squeue() == [], timeout_s=90, what="the job to be gone for good")
     assert ends(run.paths)[0] == (75, "preempted")
-    assert len(attempts(run.paths)) == 2
+    assert len(started_attempts(run.paths)) == 2
     assert run.restarts(job_id) in (1, 2)
     assert run.launcher_log().count("is finished: nothing to do") == run.restarts(job_id) - 1
     run.check(reference)

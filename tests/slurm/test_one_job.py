@@ -11,7 +11,7 @@ import pytest
 from tests.runs import ROOT, command, popen, start, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
-from yatt.adapters.slurm import CALL_LIMIT_S
+from yatt.adapters.slurm.slurm import CALL_LIMIT_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, ends
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ def test_a_preempted_run_saves_and_comes_back_under_the_same_id(cluster: Cluster
     run.wait_step(3)
     cluster.sbatch(HIGH, "--partition=high", "--nodes=3", "--exclusive")
     run.wait_finished(job_id)
-    first, second = attempts(run.paths)
+    first, second = started_attempts(run.paths)
     assert ends(run.paths)[0] == (75, "preempted")
     assert second.started["committed"] == first.ended["committed"] >= 3, "nothing that was done is lost"
     assert (second.started["job"], second.started["restarts"]) == (job_id, 1)
@@ -51,7 +51,9 @@ def test_a_preemption_before_the_launcher_is_there_is_followed_by_the_next_start
     cluster.sbatch(HIGH, "--partition=high", "--nodes=5", "--exclusive")
     run.wait_finished(job_id)
     assert run.restarts(job_id) == 1
-    first = [each.ended for each in attempts(run.paths) if each.started["restarts"] == 0 and each.ended]
+    first = [
+        each.ended for each in started_attempts(run.paths) if each.started["restarts"] == 0 and each.ended
+    ]
     assert {str(ended["reason"]) for ended in first} <= {"preempted"}, "the missed warning was found out"
     run.check(reference)
 
@@ -60,13 +62,13 @@ def test_a_storm_of_signals_is_one_stop(cluster: Cluster, reference, tmp_path):
     run = SubmittedRun(cluster, tmp_path)
     job_id = run.submit()
     run.wait_step(2)
-    launcher = attempts(run.paths)[0].started["pid"]
+    launcher = started_attempts(run.paths)[0].started["pid"]
     for number in (signal.SIGUSR2, signal.SIGCONT, signal.SIGUSR2, signal.SIGUSR2):
         os.kill(launcher, number)
     for node in range(4):
         os.kill(run.controller(node), signal.SIGTERM)
     run.wait_finished(job_id)
-    assert len(attempts(run.paths)) == 2
+    assert len(started_attempts(run.paths)) == 2
     assert run.restarts(job_id) == 1
     run.check(reference)
 
@@ -77,7 +79,7 @@ def test_a_finished_run_is_not_submitted_again_and_ends_at_once_if_it_is_requeue
     run = SubmittedRun(cluster, tmp_path, {"run": {"id": "finished"}})
     job_id = run.submit()
     run.wait_finished(job_id)
-    before = len(attempts(run.paths))
+    before = len(started_attempts(run.paths))
     again = run.yatt("submit", str(run.config), "--site", str(run.site))
     assert (again.returncode, cluster.squeue()) == (0, [])
     assert "is finished: nothing to do" in again.stdout
@@ -85,5 +87,5 @@ def test_a_finished_run_is_not_submitted_again_and_ends_at_once_if_it_is_requeue
     wait_for(lambda: run.restarts(job_id) == 1, what="the requeue")
     cluster.wait_state(int(job_id), "COMPLETED", timeout_s=60)
     assert "is finished: nothing to do" in run.launcher_log()
-    assert len(attempts(run.paths)) == before, "no attempt was claimed, so nothing was started"
+    assert len(started_attempts(run.paths)) == before, "no attempt was claimed, so nothing was started"
     run.check(reference)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
-from yatt.core.outcome import BY_HAND
+from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.core.attempts.outcome import BY_HAND
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -23,7 +23,7 @@ def test_usr2_to_all_steps_and_to_the_batch_script_is_a_wish_to_save(cluster: Cl
     run.wait_finished(job_id)
     assert ends(run.paths)[:2] == [(75, BY_HAND), (75, BY_HAND)]
     assert run.restarts(job_id) == 2
-    first, second, third = attempts(run.paths)
+    first, second, third = started_attempts(run.paths)
     assert second.started["committed"] == first.ended["committed"] >= 2
     assert third.started["committed"] == second.ended["committed"] >= 4
     assert not [e for e in run.events("worker.end") if "SIGUSR" in e["how"]], "workers do not hear it"

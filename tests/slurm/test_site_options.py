@@ -11,8 +11,8 @@ import pytest
 from tests.runs import living, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, metrics_of
-from yatt.adapters.files import unsealed_any
-from yatt.adapters.interface import IF_INET6
+from yatt.adapters.files.files import unsealed_any
+from yatt.adapters.net.interface import IF_INET6
 
 pytestmark = pytest.mark.slurm
 TEMPLATE = """#!/bin/bash

@@ -27,7 +27,7 @@ from tests.seeds import seed_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun, metrics_of, weights_of
 from tests.slurm.test_lost_machines import hosts
-from yatt.adapters.ledger import attempts, newest_attempt
+from yatt.adapters.run_folder.ledger import newest_attempt, started_attempts
 from yatt.errors import EXIT_WILL_CONTINUE
 
 SCHEDULES = int(os.environ.get("YATT_STORM_SCHEDULES", "1"))
@@ -81,7 +81,7 @@ class Storm:
 
     def step_killed(self) -> set[int]:
         """Its controller ends with it, so that the node looks lost."""
-        return self._kill("yatt.launch.step", {0, 1})
+        return self._kill("yatt.launch.node.step", {0, 1})
 
     def launcher_killed(self) -> set[int]:
         self.run.controller_is_there()
@@ -198,7 +198,7 @@ class Storm:
         for event in self.events():
             time.sleep(self.draw.uniform(0, 5))
             self.happened.append(f"{time.strftime('%H:%M:%S')} step {self.run.step()}: {event.__name__}")
-            job_id, before = self.run.job_id, len(attempts(self.run.paths))
+            job_id, before = self.run.job_id, len(started_attempts(self.run.paths))
             if event not in (self.cancelled, self.slurmctld_away):  # all others need an attempt that runs
                 wait_for(self._runs, timeout_s=SETTLED_S, what="an attempt to run")
             restarts = self.run.restarts(job_id)
@@ -215,13 +215,16 @@ class Storm:
         """The job runs, and its launcher has begun an attempt and lives."""
         if self.cluster.show_job(int(self.run.job_id))["JobState"] != "RUNNING":
             return False
-        return bool(attempts(self.run.paths)) and Path(f"/proc/{self.run.launcher}").exists()
+        return bool(started_attempts(self.run.paths)) and Path(f"/proc/{self.run.launcher}").exists()
 
     def _settle(self, restarts: int, before: int, allowed: set[int]) -> None:
         """Until what was asked for has begun, and often until it got on as well."""
         run = self.run
         if 0 not in allowed:
-            started = lambda: run.restarts(run.job_id) > restarts and len(attempts(run.paths)) > before  # noqa: E731
+
+            def started() -> bool:
+                return run.restarts(run.job_id) > restarts and len(started_attempts(run.paths)) > before
+
             run._wait(started, SETTLED_S, "the next start")
             if self.draw.random() < 0.4:
                 return  # the next event comes while this start meets and builds
@@ -299,5 +302,7 @@ def test_whatever_happens_the_results_are_the_same(
         raise
     assert storm.faults == [], "two jobs at a time"
     assert not [
-        a for a in attempts(run.paths) if a.ended.get("exit_code") not in (None, 0, 1, EXIT_WILL_CONTINUE)
+        a
+        for a in started_attempts(run.paths)
+        if a.ended.get("exit_code") not in (None, 0, 1, EXIT_WILL_CONTINUE)
     ]

@@ -10,8 +10,8 @@ import pytest
 from tests.runs import RunFile
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends, metrics_of
-from yatt.adapters.local_folder import OWNER, new_name
-from yatt.adapters.process import Identity
+from yatt.adapters.node_local.local_folder import OWNER, new_name
+from yatt.adapters.processes.process import Identity
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 

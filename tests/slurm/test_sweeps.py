@@ -9,8 +9,8 @@ import pytest
 from tests.runs import living, wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
-from yatt.adapters.job_note import noted_job
-from yatt.adapters.ledger import attempts, run_is_finished
+from yatt.adapters.run_folder.ledger import run_is_finished, started_attempts
+from yatt.adapters.slurm.job_note import noted_job
 from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
@@ -45,8 +45,10 @@ def test_a_sweep_of_four_runs_survives_a_preemption_and_a_cancel(cluster: Cluste
     assert run.yatt("cancel", str(cancelled.root)).returncode == 0
     run.hurry()
     cluster.call("scancel", str(blocking))
-    wait_for(lambda: attempts(runs[0]), timeout_s=100, what="the first run to begin")
-    wait_for(lambda: all(attempts(paths) for paths in runs[:2]), timeout_s=100, what="two runs to begin")
+    wait_for(lambda: started_attempts(runs[0]), timeout_s=100, what="the first run to begin")
+    wait_for(
+        lambda: all(started_attempts(paths) for paths in runs[:2]), timeout_s=100, what="two runs to begin"
+    )
     cluster.sbatch("#!/bin/bash\nsleep 3\n", "--partition=high", "--exclusive", "--nodes=5")
 
     def over() -> bool:

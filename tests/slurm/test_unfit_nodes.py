@@ -10,7 +10,7 @@ from tests.integration.test_messages import Receiver, receiver as receiver
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.ledger import attempts
+from yatt.adapters.run_folder.ledger import started_attempts
 from yatt.errors import EXIT_DO_NOT_RESTART
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
@@ -42,7 +42,7 @@ def test_an_unfit_engine_node_is_left_out_in_the_same_start(
     (code, why), (done, _) = ends(run.paths)
     assert (code, done) == (None, 0)
     assert why == "node3 is unfit: sh, exit code 1: the disk of n4 is broken"
-    assert attempts(run.paths)[1].started["absent"] == [3]
+    assert started_attempts(run.paths)[1].started["absent"] == [3]
     run.check(reference)
 
 
@@ -62,7 +62,7 @@ def test_unfit_nodes_that_the_run_needs_cost_a_start_each_and_are_not_given_agai
     trainer, engines = cluster.components(int(job_id))
     assert set(trainer["ExcNodeList"].split(",")) == {"n5", "n1", "n3"}
     assert set(engines["ExcNodeList"].split(",")) == {"n4", "n1", "n3"}
-    hosts = attempts(run.paths)[-1].started["hosts"]
+    hosts = started_attempts(run.paths)[-1].started["hosts"]
     assert hosts == {"trainer": ["n2"], "engines": ["n5"]}
     run.check_checkpoints()
     run.check_nothing_left(())

@@ -17,19 +17,19 @@ import pytest
 
 from tests.unit.core.test_placement import disaggregated
 from yatt.config.schema import PlacementSection, RunConfig
-from yatt.control.leader import slabs as slabs_module
 from yatt.control.leader.background import Background
 from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.node_loads import NodeLoads
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.slabs import slabs as slabs_module
+from yatt.control.leader.slabs.node_loads import NodeLoads
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.core.moves import MoveWanted
-from yatt.core.phases import Phase
-from yatt.core.placement import ROLLOUT, Slab, place
-from yatt.obs.events import EventLog
+from yatt.core.gpus.moves import MoveWanted
+from yatt.core.gpus.placement import ROLLOUT, Slab, placement_of
+from yatt.core.phases.phases import Phase
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.load import NodeLoad, SlabLoad, StepSums, SwitchCost
@@ -48,7 +48,7 @@ class Machines(Peers):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
-        placement = place(config)
+        placement = placement_of(config)
         self.roles = {slab: placement.sampling[slab] for slab in placement.shared}
         self.built = {(slab, role) for slab, role in self.roles.items()}
         self.steps: dict[int, dict[str, StepSums]] = {index: {} for index in range(NODES)}
@@ -94,7 +94,8 @@ class Leader:
         wanted = disaggregated(NODES, 1, 1, engine_gpus=GPUS, genrms=1, slabs=2)
         self.config = _dynamic(wanted)
         node = Node(
-            config=self.config, paths=RunPaths(Path("/r")), placement=place(self.config), attempt=1, index=0,
+            config=self.config, paths=RunPaths(Path("/r")), placement=placement_of(self.config),
+            attempt=1, index=0,
             host="", device="cpu",
         )  # fmt: skip
         self.machines, self.kinds = Machines(self.config), Counter[str]()
@@ -150,7 +151,7 @@ class Leader:
 
 
 def _dynamic(config: RunConfig) -> RunConfig:
-    placement = PlacementSection(mode="disaggregated", trainer_nodes=1, genrm_slabs=2, split="dynamic")
+    placement = PlacementSection(mode="disaggregated", trainer_nodes=1, genrm_gpu_sets=2, split="dynamic")
     trainer = replace(config.trainer, total_iterations=10**9)
     return replace(config, placement=placement, trainer=trainer)
 

@@ -27,7 +27,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import ROOT, RunFile, command, environment, kill, living, rows
 from tests.seeds import seed_of
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import Tokenizer
 
 STORMS = int(os.environ.get("YATT_SOAK_STORMS", "1"))
 ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "30"))
@@ -77,7 +77,7 @@ class Soak:
                 "verdict": {"pattern": "(good|bad)", "scores": {"good": 1.0, "bad": 1.0}}, "weight": 0.5,
                 "retries": 0, "max_tokens": 16, "max_model_tokens": 256,
             }],
-            "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_slabs": 1},
+            "placement": {"mode": "disaggregated", "trainer_nodes": 1, "genrm_gpu_sets": 1},
             "algorithm": {"filter_groups": True},
             "trainer": {"total_iterations": ITERATIONS},
             "checkpoint": {"save_every": 5},

@@ -10,18 +10,17 @@ import yaml
 
 from tests.obs_runs import make_run
 from tests.runs import HANG_S
-from yatt.adapters.run_config import load_run
+from yatt.adapters.run_folder.run_config import load_run
 from yatt.cli.finding import run_folder
-from yatt.cli.main import command_parser, main
-from yatt.cli.words import EXAMPLES, completion
-from yatt.config.load import load, load_resolved
-from yatt.config.origin import annotated, load_with_origins
+from yatt.cli.main import EXAMPLES, command_parser, completion_script, main
+from yatt.config.load import load_resolved, load_run_config
+from yatt.config.origin import annotated_yaml, load_with_origins
 from yatt.config.schema import RunConfig
-from yatt.config.sft import SftConfig
+from yatt.config.sections.sft import SftConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
-from yatt.launch.changed import with_changes
-from yatt.launch.known import remember
+from yatt.launch.folder.changed import with_changes
+from yatt.launch.folder.known import remember_run
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -89,12 +88,12 @@ def complete(script, *words):
 def test_bash_completes_commands_options_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-run.yaml").touch()
-    script = completion(command_parser()[1], "bash")
+    script = completion_script(command_parser()[1], "bash")
     assert complete(script, "yatt", "stat") == ["status"]
     assert complete(script, "yatt", "logs", "x", "--ro") == ["--role"]
     assert "--sweep" in complete(script, "yatt", "submit", "--")
     assert complete(script, "yatt", "run", "my-") == ["my-run.yaml"]
-    assert completion(command_parser()[1], "zsh").startswith("autoload")
+    assert completion_script(command_parser()[1], "zsh").startswith("autoload")
 
 
 def test_a_run_is_found_by_folder_file_run_file_name_and_id(tmp_path, monkeypatch):
@@ -105,7 +104,7 @@ def test_a_run_is_found_by_folder_file_run_file_name_and_id(tmp_path, monkeypatc
     run_file.write_text(f"run: {{dir: {paths.root}}}\n")  # other keys do not matter
     for named in (paths.root, paths.config, paths.events, run_file):
         assert run_folder(named) == paths.root
-    remember(paths.root)
+    remember_run(paths.root)
     monkeypatch.chdir(tmp_path.parent)
     assert run_folder(type(tmp_path)(paths.root.name)) == paths.root
     monkeypatch.setattr("yatt.cli.finding._id", lambda root: "rabc123" if root == paths.root else "")
@@ -118,7 +117,7 @@ def test_two_runs_of_one_name_are_listed(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         root = make_run(tmp_path / name).root
-        remember(root)
+        remember_run(root)
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(ConfigError, match=f"several of your runs are named {root.name}"):
         run_folder(type(tmp_path)(root.name))
@@ -135,9 +134,9 @@ def test_a_file_without_a_folder_is_refused(tmp_path, call):
 def test_the_annotated_config_loads_to_the_same_config(tmp_path, file, only_written):
     arguments = ["rollout.n=16", r"rollout.stop=['a', " '"b\\nc"]', "checkpoint.storage_options={k: 1.5e-7}"]
     config, origins = load_with_origins([tmp_path.__class__(file)], arguments)
-    text = annotated(config, origins, only_written=only_written)
+    text = annotated_yaml(config, origins, only_written=only_written)
     (tmp_path / "again.yaml").write_text(text)
-    assert load([tmp_path / "again.yaml"], []) == config
+    assert load_run_config([tmp_path / "again.yaml"], []) == config
     assert all("#" in line or line.strip().endswith(":") for line in text.splitlines())
     assert ("# default" in text) != only_written
     assert origins["rollout.n"] == "argument 'rollout.n=16'" and f"# {file}:" in text
@@ -197,7 +196,7 @@ def test_init_writes_a_file_that_loads(tmp_path, rows, more, call):
     path = tmp_path / "new.yaml"
     code, out, err = call("init", path, "--model", "/models/a: b", "--data", rows, *more)
     assert (code, err) == (0, "") and f"yatt check {path}" in out
-    config = load([path], [])
+    config = load_run_config([path], [])
     assert (config.data.prompt_key, config.data.ground_truth_key) == ("problem", "answer")
     assert config.model.path == "/models/a: b" and config.run.dir == "runs/new"
     if "--judge" in more:
@@ -221,7 +220,7 @@ def test_init_takes_the_columns_that_are_named_and_chats(tmp_path, call):
     )):  # fmt: skip
         path = tmp_path / f"{number}.yaml"
         assert call("init", path, *given, *words)[0] == 0
-        config = load([path], [])
+        config = load_run_config([path], [])
         assert (config.data.prompt_key, config.data.ground_truth_key) == columns
     for words, says in (
         (
@@ -263,7 +262,7 @@ def test_init_asks_for_columns_at_a_terminal(tmp_path, call, monkeypatch):
         "column of the prompt (text, result): ",
         "column of the reference answer (text, result; empty: none): ",
     ]
-    config = load([path], [])
+    config = load_run_config([path], [])
     assert (config.data.prompt_key, config.data.ground_truth_key) == ("text", "result")
 
     def closed(question):
@@ -281,7 +280,7 @@ def test_init_takes_patterns_and_hub_data_sets(tmp_path, rows, call):
         path = tmp_path / f"{number}.yaml"
         code, _, err = call("init", path, "--model", "/m", "--data", data, "--reward", "builtin:exact")
         assert (code, err) == (0, "")
-        config = load([path], [])
+        config = load_run_config([path], [])
         assert (config.data.train_files, config.data.prompt_key) == ((data,), column)
 
 
@@ -311,7 +310,7 @@ def test_init_takes_lengths_that_the_model_has(tmp_path, rows, call):
         (model / "config.json").write_text(json.dumps({"max_position_embeddings": limit} if limit else {}))
         path = tmp_path / f"{limit}.yaml"
         assert call("init", path, "--model", model, "--data", rows, "--reward", "builtin:exact")[0] == 0
-        config = load([path], [])
+        config = load_run_config([path], [])
         assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == lengths
 
 

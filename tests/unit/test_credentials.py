@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from tests.unit.config.test_load import GOOD, write
-from yatt.checkpoint.store import open_store
-from yatt.checkpoint.store_errors import reaching
+from yatt.checkpoint.store.store import open_store
+from yatt.checkpoint.store.store_errors import errors_of_store
 from yatt.cli.main import main
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.config.site import load_site
-from yatt.credentials import is_secret_name, redacted, secret_option
+from yatt.credentials import is_secret_name, redacted_text, secret_option
 from yatt.errors import ConfigError, StoreUnreachable
 
 PLANTED = "wJalrXUtnFEMI/K7MDENG"
@@ -36,7 +36,7 @@ def test_a_name_of_a_credential_is_recognised(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN_NAMES)
-def test_a_name_of_anything_else_is_not(name: str) -> None:
+def test_other_names_are_not_taken_for_credentials(name: str) -> None:
     assert not is_secret_name(name)
     assert not secret_option({name: "x"})
 
@@ -60,10 +60,10 @@ PLAIN_URLS = (
 
 @pytest.mark.parametrize("url", SECRET_URLS)
 def test_a_url_with_a_credential_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
-    assert PLANTED not in redacted(f"GET {url}: refused")
+    assert PLANTED not in redacted_text(f"GET {url}: refused")
     for settings in ({"checkpoint": {"url": url}}, {"run": {"dir": "r", "from_checkpoint": {"url": url}}}):
         with pytest.raises(ConfigError, match="contains a password or a signature") as caught:
-            load([write(tmp_path, yaml.safe_dump(yaml.safe_load(GOOD) | settings))], [])
+            load_run_config([write(tmp_path, yaml.safe_dump(yaml.safe_load(GOOD) | settings))], [])
         assert PLANTED not in str(caught.value) and "AWS_ACCESS_KEY_ID" in str(caught.value)
     with pytest.raises(ConfigError) as caught:
         open_store(url, {})
@@ -75,7 +75,7 @@ def test_a_url_with_a_credential_is_refused_and_not_repeated(url: str, tmp_path:
 
 @pytest.mark.parametrize("url", PLAIN_URLS)
 def test_a_url_without_one_is_kept(url: str) -> None:
-    assert redacted(f"GET {url}: refused") == f"GET {url}: refused"
+    assert redacted_text(f"GET {url}: refused") == f"GET {url}: refused"
 
 
 BAD_VALUES = (PLANTED, [PLANTED], {"a": PLANTED}, f"{PLANTED}\ud800", f"{PLANTED}\0")
@@ -90,7 +90,7 @@ def test_a_config_with_a_credential_is_refused_and_it_is_in_no_message(tmp_path:
         ([file, tmp_path / "over.yaml"], []), ([file], [f"checkpoint.storage_options.secret={text}"]),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=r"storage_options\.secret") as caught:
-            load(files, arguments)
+            load_run_config(files, arguments)
         assert PLANTED not in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_a_commands_option_is_no_credential(
 
 
 def test_what_a_driver_says_is_redacted() -> None:
-    with pytest.raises(StoreUnreachable) as caught, reaching("bucket/x"):
+    with pytest.raises(StoreUnreachable) as caught, errors_of_store("bucket/x"):
         raise OSError(f"GET https://h/bucket?sig={PLANTED}&x=1 failed; AccountKey={PLANTED}; retry")
     assert PLANTED not in str(caught.value) and "&x=1 failed" in str(caught.value)
 
@@ -132,5 +132,5 @@ def test_lists_are_looked_into_and_a_password_may_contain_the_separator() -> Non
     assert secret_option({"fallbacks": [{"profile": "x"}, {"secret": PLANTED}]}) == "fallbacks.secret"
     assert secret_option({"urls": ["s3://b", f"https://u:{PLANTED}@h"]}) == "urls.1"
     assert secret_option({"urls": ["s3://b", "https://h"], "sizes": [1, 2]}) == ""
-    assert redacted("https://u:p@ss@h/x") == "https://***@h/x"
-    assert redacted(f"https://u:{PLANTED}@h/x") == "https://***@h/x"
+    assert redacted_text("https://u:p@ss@h/x") == "https://***@h/x"
+    assert redacted_text(f"https://u:{PLANTED}@h/x") == "https://***@h/x"

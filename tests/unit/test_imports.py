@@ -7,7 +7,10 @@ import pytest
 
 from tests.runs import HANG_S
 
-HEAVY = ("torch", "vllm", "transformers", "megatron", "numpy", "matplotlib", "wandb", "tensorboard", "mlflow")
+HEAVY = (
+    "torch", "vllm", "PIL", "torchvision", "transformers", "megatron", "numpy", "matplotlib", "wandb",
+    "tensorboard", "mlflow",
+)  # fmt: skip
 LIGHT = (
     "yatt.cli",
     "yatt.launch",
@@ -16,8 +19,8 @@ LIGHT = (
     "yatt.config",
     "yatt.core",
     "yatt.records",
-    "yatt.simulation",
-    "yatt.planning",
+    "yatt.forecast.time",
+    "yatt.forecast.memory",
 )
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from yatt.launch.diagnose.versions import OLDEST_DRIVER, TESTED
+from yatt.launch.diagnose.versions import OLDEST_DRIVER
+from yatt.launch.folder.installed_versions import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "install.md").read_text()
@@ -93,3 +94,23 @@ def test_the_commands_of_the_page_install_by_hash():
     for words in locked:
         assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(words)
         assert (ROOT / words[-1]).exists()
+
+
+IMPORTED_AS = {
+    "pyyaml": "yaml", "pyzmq": "zmq", "megatron-core": "megatron", "nvidia-ml-py": "pynvml",
+    "mlflow-skinny": "mlflow", "pillow": "PIL",
+    "psutil": "", "torchvision": "",  # megatron-core and transformers import them, and do not require them
+}  # fmt: skip
+
+
+def test_what_the_project_requires_it_imports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    wanted = {re.match(r"[\w-]+", each)[0] for each in sum(extras.values(), project["dependencies"])}
+    texts = "\n".join(path.read_text() for path in (ROOT / "yatt").rglob("*.py"))
+    names = {name: IMPORTED_AS.get(name, name) for name in wanted}
+    assert len(names) > 15 and names.keys() >= IMPORTED_AS.keys()
+    patterns = {
+        name: rf"(import|from) {imported}\b|\"{imported}\"" for name, imported in names.items() if imported
+    }
+    assert [name for name, pattern in patterns.items() if not re.search(pattern, texts)] == []

@@ -5,18 +5,17 @@ import json
 import pytest
 
 from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
-from yatt.config.doubts import doubts
-from yatt.config.load import load
+from yatt.config.doubts import doubtful_settings
+from yatt.config.load import load_run_config
 from yatt.config.site import load_site
-from yatt.core.placement import ROLLOUT, place
-from yatt.core.verdict import check_template, check_verdict
-from yatt.launch.planned_memory import check_memory, memory_doubts
-from yatt.launch.policy_check import check_architecture
-from yatt.launch.preflight import check_length, check_structured
-from yatt.launch.user_code import check_function
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.core.samples.verdict import check_template, check_verdict
+from yatt.forecast.memory.advice import check_possible
+from yatt.forecast.memory.fit import memory_plan
+from yatt.launch.checks.planned_memory import check_planned_memory, memory_doubts
+from yatt.launch.checks.policy_check import check_architecture
+from yatt.launch.checks.preflight import check_function, check_length, check_structured
 from yatt.models.model import read_model
-from yatt.planning.advice import check_possible
-from yatt.planning.fit import memory_plan
 from yatt.reward.functions import load_function
 
 SITE = ROOT / "configs/sites/h100.yaml"
@@ -44,17 +43,17 @@ def test_a_recipe_fits_and_has_no_doubts(path, monkeypatch) -> None:
     model = recipe.models[ROLLOUT]
     check_architecture(recipe.config.model.path)
     check_possible(recipe.config, model)
-    check_memory(recipe.config, model)
+    check_planned_memory(recipe.config, model)
     assert recipe.faults == memory_doubts(recipe.config) == doubts_beside_spans(recipe.config) == []
     assert len(recipe.models) == 1 + len(recipe.config.engine_genrms)
-    assert place(recipe.config).trainer_nodes
+    assert placement_of(recipe.config).trainer_nodes
     longest = recipe.config.data.max_prompt_tokens + recipe.config.rollout.max_response_tokens
     check_length(recipe.config.model.path, "the longest sample", longest)
 
 
 def doubts_beside_spans(config) -> list:
     """An engine that spans nodes is intended there."""
-    return [doubt for doubt in doubts(config) if "spans" not in doubt[1]]
+    return [doubt for doubt in doubtful_settings(config) if "spans" not in doubt[1]]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -79,7 +78,7 @@ def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypat
     dense = FOLDER / "qwen3-8b-rule.yaml"
     assert recipe_of(dense).plan.hosts[0].fetched == 0
     split = ["placement.mode=disaggregated", "launch.nodes=3", "placement.trainer_nodes=1"]
-    config = load([dense], split)
+    config = load_run_config([dense], split)
     trainer, engine = memory_plan(config, recipe_of(dense).models).hosts
     assert engine.fetched == trainer.weights // 4 == trainer.given // 2
 

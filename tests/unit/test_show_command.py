@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.obs_runs import make_run
-from yatt.cli.showing import show
+from yatt.cli.commands.showing import show
 from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import read_iteration
@@ -69,9 +69,9 @@ def test_the_table_has_a_line_for_each_sample_of_all_nodes(paths, capsys) -> Non
     assert [line for line in lines[2:] if "What" in line] == ["prompt: What is 1 + 1?"] * 2, "one a group"
     assert lines.count("    completion: It is 2.") == 4
     rows = [line.split() for line in lines[2:] if "prompt:" not in line and "completion:" not in line]
-    assert rows[0] == ["0", "0", "12", "stop", "0.5", "0.5", "-1.25", "carried"]
+    assert rows[0] == ["0", "0", "12", "stop", "0.5", "0.5", "-1.25", "reused"]
     assert rows[1][-1] == "masked"
-    assert rows[3] == ["3", "1", "12", "stop", "0.5", "0.5", "-", "dropped", "carried"]
+    assert rows[3] == ["3", "1", "12", "stop", "0.5", "0.5", "-", "dropped", "reused"]
 
 
 def test_a_long_text_is_shown_by_its_ends_in_one_line(paths, capsys) -> None:

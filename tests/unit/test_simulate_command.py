@@ -24,7 +24,7 @@ SECTIONS: dict[str, Any] = {
     "model": {"path": "policy"},
     "rollout": {"n": 4, "max_response_tokens": 1024, "max_num_seqs": 16},
     "genrms": [JUDGE],
-    "placement": {"mode": "partial", "genrm_slabs": 1},
+    "placement": {"mode": "partial", "genrm_gpu_sets": 1},
     "optimizer": {"lr": 1.0e-6},
     "trainer": {"total_iterations": 9, "train_batch_size": 8, "mini_batch_size": 8},
 }
@@ -75,7 +75,7 @@ def test_it_prints_a_table_and_a_recommendation_with_what_to_write(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert any(line.startswith("setting ") and "idle genrm:judge" in line for line in lines)
-    assert any(line.startswith("as configured: partial, 1 of 4 slabs to GenRMs ") for line in lines)
+    assert any(line.startswith("as configured: partial, 1 of 4 GPU sets to GenRMs ") for line in lines)
     assert any(re.match(r"recommended: .* Write .*placement\.", line) for line in lines), done.stdout
     assert any(line.startswith("The model leaves out: ") for line in lines)
 
@@ -127,7 +127,7 @@ def test_a_figure_that_nobody_gives_is_asked_for(simulate, tmp_path, left_out):
         (("--gpus", "99999"), "write 1 to 16384"),
         (("--gpus", "1"), "use more nodes or GPUs"),
         (("--run", "nowhere"), "not a run folder"),
-        (("placement.genrm_slabs=9",), "placement.genrm_slabs"),
+        (("placement.genrm_gpu_sets=9",), "placement.genrm_gpu_sets"),
         (("--html", "/nowhere/page.html"), "cannot be written"),
     ],
     ids=str,
@@ -155,8 +155,8 @@ def test_a_run_folder_that_measured_no_training_asks_for_it(simulate, tmp_path):
     assert "--lengths" not in done.stderr
 
 
-def test_the_commands_of_the_readme_work_as_they_stand(simulate, tmp_path):
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+def test_the_commands_of_the_page_work_as_they_stand(simulate, tmp_path):
+    text = (ROOT / "docs" / "commands.md").read_text().replace("\\\n", " ")
     lines = [re.split(r"\s+# ", line)[0] for line in text.splitlines() if line.startswith("yatt simulate ")]
     words = {"RUN": str(measured_run(tmp_path)), "run.yaml": run_file(tmp_path), "4096": "8"}
     assert len(lines) == 3
@@ -170,15 +170,15 @@ def test_at_another_size_it_says_what_is_scaled(simulate, tmp_path):
     no_genrm = (
         "genrms=[]",
         "placement.mode=colocated",
-        "placement.genrm_slabs=0",
+        "placement.genrm_gpu_sets=0",
         "rewards=[{name: rule, path: 'builtin:exact'}]",
     )
     given = ("--lengths", "300,0.8", "--speed", "rollout=0.01,0.001", "--switch-s", "1", "--train-s", "9")
     arguments = (run_file(tmp_path), *no_genrm, *given, "--iterations", "3")
     done = simulate(*arguments, "--gpus", "512")
     assert "512 GPUs on 512 nodes" in done.stdout
-    assert re.search(r"1/2 of the slabs .* if all slabs are simulated", done.stdout), done.stdout
-    assert "all slabs and requests" in simulate(*arguments).stdout
+    assert re.search(r"1/2 of the GPU sets .* if all GPU sets are simulated", done.stdout), done.stdout
+    assert "all GPU sets and requests" in simulate(*arguments).stdout
 
 
 def test_the_page_needs_no_other_file_and_shows_names_as_text(simulate, tmp_path):

@@ -44,10 +44,11 @@ def modules() -> dict[str, ast.Module]:
     }
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
+@cache
+def calls() -> list[tuple[str, ast.Call]]:
     """Every call in these modules."""
-    for name, tree in modules().items():
-        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    trees = modules().items()
+    return [(name, node) for name, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 Named = Mapping[str, ast.AST]

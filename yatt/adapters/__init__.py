@@ -1,1 +1,1 @@
-"""The outside world, one module a door: files, objects, sockets, processes, memory."""
+"""The outside world, one module a door: files, sockets, processes, Slurm, memory."""

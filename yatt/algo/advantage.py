@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from yatt.config.algorithm import Estimator
+from yatt.config.sections.algorithm import Estimator
 
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8

@@ -14,7 +14,7 @@ from yatt.algo.advantage import RewardTable, advantages
 from yatt.algo.loss import ClipRange, TokenLosses
 from yatt.algo.policy_loss import loss_of
 from yatt.algo.view import LossView
-from yatt.config.algorithm import GROUP_BASELINES, AlgorithmSection
+from yatt.config.sections.algorithm import GROUP_BASELINES, AlgorithmSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from yatt.algo.view import LossView
-from yatt.config.algorithm import CorrectionLevel, CorrectionSection, RejectionSection
+from yatt.config.sections.algorithm import CorrectionLevel, CorrectionSection, RejectionSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ loss, k2 has the gradient of the true KL in expectation and k1 has none.
 
 from torch import Tensor
 
-from yatt.config.algorithm import KlType
+from yatt.config.sections.algorithm import KlType
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0

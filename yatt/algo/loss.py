@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from yatt.config.algorithm import AggregationMode
+from yatt.config.sections.algorithm import AggregationMode
 
 LOG_RATIO_LIMIT = 20.0
 

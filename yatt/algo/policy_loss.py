@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yatt.algo.loss import LOG_RATIO_LIMIT, ClipRange, TokenLosses, policy_losses
 from yatt.algo.view import LossView
-from yatt.config.algorithm import PolicyLoss
+from yatt.config.sections.algorithm import PolicyLoss
 
 Loss = Callable[[LossView, ClipRange], TokenLosses]
 

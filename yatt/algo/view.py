@@ -15,7 +15,7 @@ from torch import Tensor
 SumOverRanks = Callable[[Tensor], Tensor]
 
 
-def alone(values_S: Tensor) -> Tensor:
+def sum_of_one_rank(values_S: Tensor) -> Tensor:
     """The sum over ranks where no sample is cut."""
     return values_S
 
@@ -43,7 +43,7 @@ class LossView:
     samples_T: Tensor
     lengths_S: Tensor
     reference_T: Tensor | None = None
-    sum_over_ranks: SumOverRanks = alone
+    sum_over_ranks: SumOverRanks = sum_of_one_rank
 
     def sample_sums(self, values_T: Tensor) -> Tensor:
         """Sum of the values of each sample's tokens, [S]. Collective over the ranks that share samples."""

@@ -42,7 +42,7 @@ def _known(name: str) -> Path | None:
     Raises:
         ConfigError: there are several.
     """
-    from yatt.launch.known import known_runs
+    from yatt.launch.folder.known import known_runs
 
     roots = known_runs()
     found = [root for root in roots if root.name == name] or [root for root in roots if _id(root) == name]
@@ -53,7 +53,7 @@ def _known(name: str) -> Path | None:
 
 
 def _id(root: Path) -> str:
-    from yatt.adapters.run_config import load_run
+    from yatt.adapters.run_folder.run_config import load_run
     from yatt.paths import RunPaths
 
     try:

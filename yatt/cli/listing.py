@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.run_config import load_run
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.run_folder.run_config import load_run
+from yatt.adapters.slurm.slurm import Slurm
 from yatt.errors import ConfigError
-from yatt.launch.jobs import JobView, queued_views, state_in_words
-from yatt.launch.known import known_runs
-from yatt.obs.view import RunView
+from yatt.launch.folder.jobs import JobView, queued_views, state_in_words
+from yatt.launch.folder.known import known_runs
+from yatt.obs.story.view import RunView
 from yatt.paths import RunPaths
 from yatt.printable import printable
 

@@ -4,28 +4,165 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
-from yatt import __version__
-from yatt.adapters.full_disk import is_full
-from yatt.adapters.patience import is_passing
-from yatt.cli.check import add_check
-from yatt.cli.ckpt import add_ckpt, add_convert
-from yatt.cli.config import add_config
-from yatt.cli.eval import add_eval
+from yatt.adapters.files.full_disk import is_full
+from yatt.adapters.files.patience import is_passing
+from yatt.cli.arguments.ckpt import add_ckpt, add_convert
+from yatt.cli.arguments.eval import add_eval
+from yatt.cli.arguments.init import add_init
+from yatt.cli.arguments.logs import add_logs
+from yatt.cli.arguments.plan import add_plan
+from yatt.cli.arguments.show import add_show
+from yatt.cli.arguments.simulate import add_simulate
+from yatt.cli.commands.check import add_check
+from yatt.cli.commands.config import add_config
+from yatt.cli.commands.running import add_running, add_set
+from yatt.cli.commands.stack import add_stack
 from yatt.cli.finding import run_folder
-from yatt.cli.init import add_init
-from yatt.cli.logs import add_logs
-from yatt.cli.plan import add_plan
-from yatt.cli.running import add_running, add_set
-from yatt.cli.show import add_show
-from yatt.cli.simulate import add_simulate
-from yatt.cli.stack import add_stack
-from yatt.cli.words import add_examples, completion, meant, options_of
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.printable import printable, printable_lines
+from yatt.version import __version__
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "run": (
+        "yatt run run.yaml",
+        "yatt run run.yaml overlay.yaml rollout.n=16 run.dir=runs/other",
+    ),
+    "submit": (
+        "yatt submit run.yaml --site site.yaml",
+        "yatt submit run.yaml --site site.yaml --dry-run",
+        "yatt submit run.yaml --site site.yaml --set time_limit_min=240 --sweep optimizer.lr=1.0e-6,2.0e-6",
+    ),
+    "resume": (
+        "yatt resume runs/one",
+        "yatt resume runs/one trainer.total_iterations=2000 checkpoint.save_every=5",
+        "yatt resume runs/one --nodes 8",
+    ),
+    "join": ("yatt join runs/one --nodes 2",),
+    "cancel": ("yatt cancel runs/one", "yatt cancel --now runs/one"),
+    "attach": ("yatt attach runs/one 3", "yatt attach runs/one 0 --do nvidia-smi"),
+    "list": ("yatt list", "yatt list runs"),
+    "ckpt": (
+        "yatt ckpt list runs/one",
+        "yatt ckpt export runs/one 120 model",
+        "yatt ckpt prune runs/one --keep 2 --dry-run",
+    ),
+    "convert": (
+        "yatt convert runs/one model",
+        "yatt convert hf-model --to-checkpoint s3://bucket/start",
+    ),
+    "eval": (
+        "yatt eval runs/one --n 8 --k 1,8",
+        "yatt eval models/qwen3 test.jsonl --reward builtin:gsm8k --temperature 0 --out results/qwen3",
+    ),
+    "status": ("yatt status runs/one", "yatt status run.yaml --json"),
+    "watch": ("yatt watch runs/one",),
+    "report": ("yatt report runs/one --out one.html", "yatt report runs/one runs/two --out both.html"),
+    "logs": ("yatt logs runs/one -f --role trainer", "yatt logs runs/one -n 100"),
+    "show": ("yatt show runs/one 120", "yatt show runs/one 120 7"),
+    "check": ("yatt check run.yaml", "yatt check run.yaml rollout.n=16 --site site.yaml --elsewhere"),
+    "stack": ("yatt stack runs/one",),
+    "plan": ("yatt plan run.yaml", "yatt plan run.yaml trainer.tensor_model_parallel_size=4 --gpu-gib 64"),
+    "simulate": ("yatt simulate runs/one", "yatt simulate run.yaml --run runs/one --gpus 4096"),
+    "clean": ("yatt clean --dry-run",),
+    "sft": ("yatt sft sft.yaml max_steps=100",),
+    "diagnose": (
+        "yatt diagnose --site site.yaml run.yaml",
+        "yatt diagnose --site site.yaml run.yaml --nodes 2",
+    ),
+    "config": ("yatt config run.yaml overlay.yaml rollout.n=16", "yatt config runs/one --changed"),
+    "init": (
+        "yatt init run.yaml --model models/qwen3 --data train.jsonl --reward builtin:gsm8k",
+        "yatt init run.yaml --model models/qwen3 --data train.jsonl --judge models/judge --nodes 4",
+        "yatt init --examples examples",
+    ),
+    "completion": ('eval "$(yatt completion bash)"',),
+}
+"""Examples per command."""
+
+GROUPS = {
+    "prepare": ("init", "check", "config", "plan", "simulate", "diagnose", "sft"),
+    "train": ("run", "submit", "resume", "cancel", "join"),
+    "look": ("list", "status", "watch", "logs", "show", "report", "stack", "attach"),
+    "checkpoints and models": ("ckpt", "convert", "eval"),
+    "this machine": ("clean", "completion"),
+}
+"""Commands by task, as `yatt --help` and the README list them."""
+
+
+class CommandsHelp(argparse.HelpFormatter):
+    """Lists the commands by task."""
+
+    def _iter_indented_subactions(self, action: argparse.Action) -> Generator[argparse.Action, None, None]:
+        listed = {each.dest: each for each in super()._iter_indented_subactions(action)}
+        if not isinstance(action, argparse._SubParsersAction):
+            yield from listed.values()
+            return
+        for task, names in GROUPS.items():
+            yield argparse.Action([], dest=task, metavar=f"{task}:")
+            self._indent()
+            yield from (listed[name] for name in names)
+            self._dedent()
+
+
+def add_examples(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the examples to the help of each command."""
+    for name, parser in commands.choices.items():
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        listed = "\n".join(f"  {line}" for line in EXAMPLES[name])
+        parser.epilog = f"examples:\n{listed}"
+
+
+def nearest_word(word: str, known: Sequence[str]) -> str:
+    """Returns the sentence that suggests the known word nearest to a mistyped one; empty if none is near."""
+    near = get_close_matches(word, known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+BASH = Template("""\
+_yatt() {
+    local word="$${COMP_WORDS[COMP_CWORD]}"
+    COMPREPLY=()
+    if [ "$$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($$(compgen -W "$commands" -- "$$word"))
+        return
+    fi
+    case "$$word" in
+    -*)
+        case "$${COMP_WORDS[1]}" in
+$options
+        esac ;;
+    esac
+    [ "$${#COMPREPLY[@]}" -gt 0 ] || COMPREPLY=($$(compgen -f -- "$$word"))
+}
+complete -o filenames -F _yatt yatt
+""")
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def completion_script(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", shell: str) -> str:
+    """Returns the script that completes commands, their options and file names.
+
+    Args:
+        shell: bash or zsh.
+    """
+    options = "\n".join(
+        f'        {name}) COMPREPLY=($(compgen -W "{" ".join(parser_options(parser))}" -- "$word")) ;;'
+        for name, parser in commands.choices.items()
+    )
+    script = BASH.substitute(commands=" ".join(commands.choices), options=options)
+    return ZSH + script if shell == "zsh" else script
+
+
+def parser_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the options of a command, long and short."""
+    return [option for action in parser._actions for option in action.option_strings]
+
 
 if TYPE_CHECKING:
     Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -90,13 +227,13 @@ def _parsed() -> argparse.Namespace:
     parser, commands = command_parser()
     words = sys.argv[1:]
     if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        known = meant(words[0], list(commands.choices)) or " See yatt --help."
+        known = nearest_word(words[0], list(commands.choices)) or " See yatt --help."
         parser.error(f"there is no command '{printable(words[0])}'.{known}")
     arguments, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "more" not in arguments):
         command = next(word for word in words if word in commands.choices)
-        options = options_of(commands.choices[command])
-        near = next((found for word in rest if (found := meant(word.partition("=")[0], options))), "")
+        options = parser_options(commands.choices[command])
+        near = next((found for word in rest if (found := nearest_word(word.partition("=")[0], options))), "")
         listed = printable(" ".join(rest))
         parser.error(f"unrecognized arguments: {listed}; see yatt {command} --help.{near}")
     if rest:
@@ -107,10 +244,11 @@ def _parsed() -> argparse.Namespace:
 def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     """Returns the parser, and those of its commands."""
     parser = argparse.ArgumentParser(
-        prog="yatt", description="Reinforcement learning of language models with generative reward models."
-    )
+        prog="yatt", description="Reinforcement learning of language models with generative reward models.",
+        formatter_class=CommandsHelp,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"yatt {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_running(commands)
     add_ckpt(commands)
     add_convert(commands)
@@ -150,7 +288,7 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
 
 
 def _completion(commands: "Parsers", shell: str) -> int:
-    sys.stdout.write(completion(commands, shell))
+    sys.stdout.write(completion_script(commands, shell))
     return 0
 
 
@@ -162,7 +300,7 @@ def _add_looking(commands: "Parsers") -> None:
         ("report", _report, "write one self-contained HTML page about a run"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("run", type=Path, help="run folder")
+        command.add_argument("run", type=Path, help="run folder, run file, name or id")
         command.set_defaults(action=action)
         if name == "report":
             command.add_argument(
@@ -177,19 +315,19 @@ def _add_looking(commands: "Parsers") -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import status
+    from yatt.cli.commands.look import status
 
     return status(arguments.run, as_json=arguments.json)
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import watch
+    from yatt.cli.commands.look import watch
 
     return watch(arguments.run)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from yatt.cli.look import compare, report
+    from yatt.cli.commands.look import compare, report
 
     if arguments.others:
         path = compare([arguments.run, *map(run_folder, arguments.others)], arguments.out)
@@ -200,13 +338,13 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    from yatt.cli.clean import clean
+    from yatt.cli.commands.clean import clean
 
     return clean(arguments.folders, dry_run=arguments.dry_run)
 
 
 def _sft(arguments: argparse.Namespace) -> int:
-    from yatt.launch.sft import run_sft
+    from yatt.launch.commands.sft import run_sft
 
     return run_sft(arguments.config, arguments.more)
 

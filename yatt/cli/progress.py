@@ -39,14 +39,15 @@ class ByteProgress:
 
     def _show(self, seconds: float) -> None:
         percent = min(100, 100 * self._count // max(1, self._total))
-        speed = size(self._count / max(seconds, 1e-9))
-        line = f"{self._what}: {size(self._count)} of {size(self._total)} ({percent} %), {speed}/s"
+        speed = bytes_in_words(self._count / max(seconds, 1e-9))
+        count, total = bytes_in_words(self._count), bytes_in_words(self._total)
+        line = f"{self._what}: {count} of {total} ({percent} %), {speed}/s"
         sys.stderr.write("\r" + line.ljust(self._width))
         sys.stderr.flush()
         self._width = len(line)
 
 
-def size(num_bytes: float) -> str:
+def bytes_in_words(num_bytes: float) -> str:
     """Returns bytes with a unit, decimal, as disks and networks are sold."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:

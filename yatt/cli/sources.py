@@ -10,22 +10,22 @@ from typing import Any
 import yaml
 
 from yatt import clock
-from yatt.adapters.model_family import model_of_run
-from yatt.adapters.run_config import load_run
-from yatt.adapters.segments import SegmentTail
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.run_store import check_presence, store_url
-from yatt.checkpoint.store import Store, open_store
+from yatt.adapters.files.segments import SegmentTail
+from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.run_folder.run_config import load_run
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.run_store import check_presence, store_url
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import Store, open_store
 from yatt.config.schema import ModelSection, RunConfig
-from yatt.core.checkpoint_names import named_commit
-from yatt.core.claims import Commit
-from yatt.credentials import redacted
+from yatt.core.attempts.checkpoint_names import named_commit
+from yatt.core.attempts.claims import Commit
+from yatt.credentials import redacted_text
 from yatt.errors import CheckpointError, ConfigError
-from yatt.launch.folder import refuse_strangers_run
+from yatt.launch.folder.folder import refuse_strangers_run
 from yatt.models.folder import ModelFolder
-from yatt.obs.events import as_event
+from yatt.obs.story.events import as_event
 from yatt.paths import RunPaths
 
 ANSWER_S = 60.0
@@ -44,7 +44,7 @@ class Source:
     @property
     def shown(self) -> str:
         """The URL for messages."""
-        return redacted(self.url)
+        return redacted_text(self.url)
 
 
 def run_source(run: Path) -> Source:
@@ -60,7 +60,7 @@ def run_source(run: Path) -> Source:
         raise ConfigError(f"{run} is not a run folder: it has no config.yaml{also}.")
     config = load_run(paths)
     url = store_url(config, paths.root)
-    store = patient(open_store(url, config.checkpoint.storage_options))
+    store = patient_store(open_store(url, config.checkpoint.storage_options))
     check_presence(store, url, paths)
     return Source(url, Checkpoints(store, 0), paths, config)
 
@@ -72,10 +72,10 @@ def store_source(url: str, options: Mapping[str, Any]) -> Source:
         ConfigError: the URL cannot be used.
     """
     place = url if "://" in url else str(Path(url).absolute())
-    return Source(place, Checkpoints(patient(open_store(place, options)), 0))
+    return Source(place, Checkpoints(patient_store(open_store(place, options)), 0))
 
 
-def patient(store: Store) -> Store:
+def patient_store(store: Store) -> Store:
     """Returns the store with retries; waits are reported on the terminal."""
 
     def say(error: str) -> None:
@@ -99,11 +99,11 @@ def parsed_options(settings: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConfigError(f"--option {key}: its value is not YAML; put it in quotes.") from error
         if not key or not equals:
-            raise ConfigError(f"--option {redacted(setting)}: write KEY=VALUE.")
+            raise ConfigError(f"--option {redacted_text(setting)}: write KEY=VALUE.")
     return found
 
 
-def chosen(source: Source, iteration: int) -> str:
+def chosen_manifest(source: Source, iteration: int) -> str:
     """Returns the manifest of this iteration, or (0) of the newest whole checkpoint.
 
     Raises:

@@ -21,7 +21,9 @@ OPERATIONAL = (
     "run.max_attempts_without_progress",
     "run.accept_changed",
     "data.train_files",  # moved: a checkpoint has a fingerprint of their content
-    "data.val_files",  # moved: `yatt.core.inputs` compares their content
+    "data.media_root",  # moved: each row has the digests of its pictures
+    "data.media_store",
+    "data.val_files",  # moved: `yatt.core.attempts.inputs` compares their content
     "trainer.total_iterations",
     "launch.reward_processes",
     "launch.scratch_dir",
@@ -64,6 +66,9 @@ OPERATIONAL = (
     "sync.*",
     "logging.*",
     "profile.*",
+    "media.cache_bytes",
+    "media.timeout_s",
+    "media.storage_options",
 )
 
 _ENGINE = (
@@ -79,10 +84,10 @@ LAYOUT = (
     "launch.threads_per_worker",
     "model.spec",
     "placement.mode",
-    "placement.genrm_slabs",
+    "placement.genrm_gpu_sets",
     "placement.split",
-    "placement.min_slabs",
-    "placement.max_slabs",
+    "placement.min_gpu_sets",
+    "placement.max_gpu_sets",
     "placement.trainer_nodes",
     "trainer.*_parallel_size",
     "trainer.sequence_parallel",
@@ -113,14 +118,14 @@ class Change:
         return f"{self.key}: was {self.was!r}, is {self.now!r}"
 
 
-def kind_of(key: str) -> Kind:
+def change_kind(key: str) -> Kind:
     """Returns the kind of a key, as in `Change.key`."""
-    if matches(key, OPERATIONAL):
+    if matches_key(key, OPERATIONAL):
         return "operational"
-    return "layout" if matches(key, LAYOUT) else "mathematical"
+    return "layout" if matches_key(key, LAYOUT) else "mathematical"
 
 
-def matches(key: str, patterns: tuple[str, ...]) -> bool:
+def matches_key(key: str, patterns: tuple[str, ...]) -> bool:
     """Whether a pattern matches the key: ``.*`` at its end stands for a whole section, another ``*`` for a
     part."""
     for pattern in patterns:
@@ -131,13 +136,13 @@ def matches(key: str, patterns: tuple[str, ...]) -> bool:
     return False
 
 
-def changes(before: RunConfig, now: RunConfig) -> list[Change]:
+def changed_keys(before: RunConfig, now: RunConfig) -> list[Change]:
     """Returns every key whose value differs, in the order of the run file. `data.weights` differs if a data
     file has another weight, not if the file has another path."""
     listed = _changes(asdict(before), asdict(now), "")
     if _weights(before) != _weights(now):
         return list(listed)
-    return [change for change in listed if not matches(change.key, ("data.weights", "data.weights.*"))]
+    return [change for change in listed if not matches_key(change.key, ("data.weights", "data.weights.*"))]
 
 
 def _weights(config: RunConfig) -> list[float]:
@@ -148,7 +153,7 @@ def is_allowed(change: Change, *, deterministic: bool) -> bool:
     """Whether a run may be resumed with this change."""
     if change.key.endswith(".engine") and "scripted" in (change.was, change.now):
         return False  # that engine has no model
-    kind = kind_of(change.key)
+    kind = change_kind(change.key)
     return kind == "operational" or (kind == "layout" and not deterministic)
 
 
@@ -156,7 +161,7 @@ def _changes(before: Any, now: Any, key: str) -> Iterator[Change]:
     if before == now:
         return
     pairs = _pairs(before, now)
-    if pairs is None or kind_of(key) != "mathematical":
+    if pairs is None or change_kind(key) != "mathematical":
         yield Change(key, before, now)
         return
     for name, (was, value) in pairs.items():

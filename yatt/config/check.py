@@ -1,14 +1,14 @@
 """Rules between sections: sizes that must divide, roles that must fit, names that must exist.
 
-Pure: uses only the config's values. `yatt.launch.preflight` checks everything on the filesystem.
+Pure: uses only the config's values. `yatt.launch.checks.preflight` checks everything on the filesystem.
 """
 
 import os
 import re
 from collections.abc import Iterator
 
-from yatt.config.algorithm import GROUP_BASELINES
 from yatt.config.schema import RunConfig
+from yatt.config.sections.algorithm import GROUP_BASELINES
 from yatt.config.sizes import (
     block_nodes as block_nodes,
     engine_gpus as engine_gpus,
@@ -25,15 +25,17 @@ from yatt.config.sizes import (
     slab_gpus as slab_gpus,
     slab_limits as slab_limits,
 )
-from yatt.config.widths import Fault, widths
+from yatt.config.widths import Fault, width_faults
 from yatt.paths import LOCAL_NAME_BYTES, LOCAL_SOCKET
 from yatt.records.episode import ENVIRONMENT
 
 SOCKET_PATH = 107
 """Maximum bytes of a socket's path on Linux."""
 
+GENRM_SETS = "placement.genrm_gpu_sets"
 
-def relations(config: RunConfig) -> list[Fault]:
+
+def broken_relations(config: RunConfig) -> list[Fault]:
     """Returns every broken rule between sections, with the key that is best changed."""
     if faults := [*_nodes(config)]:
         return faults  # sizes cannot be checked before the nodes are divided
@@ -43,7 +45,6 @@ def relations(config: RunConfig) -> list[Fault]:
         *_placement(config),
         *_split(config),
         *_rewards(config),
-        *_media(config),
         *_batches(config),
         *_learning(config),
         *_modes(config),
@@ -117,13 +118,13 @@ def _layout(config: RunConfig) -> Iterator[Fault]:
             "GPUs (trainer nodes x launch.gpus_per_node); change these sizes, or write "
             "expert_tensor_parallel_size: 1.",
         )
-    yield from widths(config)
+    yield from width_faults(config)
 
 
 def _placement(config: RunConfig) -> Iterator[Fault]:
     place = config.placement
-    if place.mode == "colocated" and place.genrm_slabs:
-        yield "placement.genrm_slabs", "colocated does not split GPUs; remove it, or write mode: partial."
+    if place.mode == "colocated" and place.genrm_gpu_sets:
+        yield GENRM_SETS, "colocated does not split GPUs; remove it, or write mode: partial."
     if place.mode == "colocated":
         return
     genrms = config.engine_genrms
@@ -133,18 +134,18 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
                 "placement.mode",
                 "partial splits GPUs between rollout and GenRM, but no GenRM has an engine; write colocated.",
             )
-        elif place.genrm_slabs:
-            yield "placement.genrm_slabs", f"{place.genrm_slabs}, but no GenRM has an engine; remove it."
+        elif place.genrm_gpu_sets:
+            yield GENRM_SETS, f"{place.genrm_gpu_sets}, but no GenRM has an engine; remove it."
         return
     block = block_nodes(config)
     least, most = len(genrms) * block, num_slabs(config) - block
-    if not least <= place.genrm_slabs <= most:
+    if not least <= place.genrm_gpu_sets <= most:
         allowed = f"{least} to {most}" if most > least else f"{least}"
         fix = f"write {allowed}, or use" if most >= least else "use"
-        each, one = (f"{block} slabs", block) if block > 1 else ("one slab", "one")
+        each, one = (f"{block} GPU sets", block) if block > 1 else ("one GPU set", "one")
         yield (
-            "placement.genrm_slabs",
-            f"{place.genrm_slabs} of {num_slabs(config)} slabs for {len(genrms)} GenRM(s): each GenRM "
+            GENRM_SETS,
+            f"{place.genrm_gpu_sets} of {num_slabs(config)} GPU sets for {len(genrms)} GenRM(s): each GenRM "
             f"needs at least {each} and rollout at least {one}; {fix} more nodes or GPUs.",
         )
 
@@ -152,7 +153,7 @@ def _placement(config: RunConfig) -> Iterator[Fault]:
 def _split(config: RunConfig) -> Iterator[Fault]:
     place, roles = config.placement, engine_roles(config)
     if place.split == "fixed":
-        for key in ("min_slabs", "max_slabs"):
+        for key in ("min_gpu_sets", "max_gpu_sets"):
             if getattr(place, key):
                 yield (
                     f"placement.{key}",
@@ -162,7 +163,7 @@ def _split(config: RunConfig) -> Iterator[Fault]:
     if place.mode == "colocated" or len(roles) == 1:
         yield (
             "placement.split",
-            "dynamic moves slabs between rollout and GenRMs, which need a GenRM with an engine and "
+            "dynamic moves GPU sets between rollout and GenRMs, which need a GenRM with an engine and "
             "placement.mode partial or disaggregated; write split: fixed.",
         )
     if config.run.deterministic:
@@ -174,33 +175,32 @@ def _split(config: RunConfig) -> Iterator[Fault]:
 
 def _slab_limits(config: RunConfig, roles: tuple[str, ...]) -> Iterator[Fault]:
     place = config.placement
-    for key, limits in (("min_slabs", place.min_slabs), ("max_slabs", place.max_slabs)):
+    for key, limits in (("min_gpu_sets", place.min_gpu_sets), ("max_gpu_sets", place.max_gpu_sets)):
         for role in limits:
             if role not in roles:
-                yield (
-                    f"placement.{key}",
-                    f"'{role}' is no role with engines; write one of {', '.join(roles)}.",
-                )
+                says = f"'{role}' is no role with engines; write one of {', '.join(roles)}."
+                yield f"placement.{key}", says
     for role in roles:
         least, most = slab_limits(config, role)
         if most < least:
-            yield "placement.max_slabs", f"{role}: {most} is below min_slabs {least}; write {least} or more."
+            yield "placement.max_gpu_sets", f"{role}: {most} is below min_gpu_sets {least}; change one."
     needed, total = sum(slab_limits(config, role)[0] for role in roles), num_slabs(config)
     if needed > total:
-        yield "placement.min_slabs", f"{needed} slabs in all, but there are {total}; write smaller numbers."
+        yield "placement.min_gpu_sets", f"{needed} in all, but there are {total}; write smaller numbers."
     if sum(min(slab_limits(config, role)[1], total) for role in roles) < total:
-        yield "placement.max_slabs", f"leaves some of {total} slabs to nobody; write larger numbers."
+        yield "placement.max_gpu_sets", f"leaves some of {total} GPU sets to nobody; write larger numbers."
 
 
 def _first_split(config: RunConfig) -> Iterator[Fault]:
     place, total = config.placement, num_slabs(config)
-    for role, num in first_split(config).items():
+    split = first_split(config)
+    for role, num in split.items() if min(split.values()) > 0 else ():  # else the number itself is refused
         least, most = slab_limits(config, role)
         if not least <= num <= most:
             yield (
-                "placement.genrm_slabs",
-                f"{place.genrm_slabs} begins with {num} of {total} slabs for {role}, but min_slabs and "
-                f"max_slabs allow {least} to {most}; change one of them.",
+                GENRM_SETS,
+                f"{place.genrm_gpu_sets} begins with {num} of {total} GPU sets for {role}, but "
+                f"min_gpu_sets and max_gpu_sets allow {least} to {most}; change one of them.",
             )
 
 
@@ -241,17 +241,6 @@ def _judging(config: RunConfig) -> Iterator[Fault]:
                 f"genrms[{index}].api",
                 "a service may answer a rerun differently; write run.deterministic: false.",
             )
-
-
-def _media(config: RunConfig) -> Iterator[Fault]:
-    data = config.data
-    if data.media_key and not data.media_root:
-        yield "data.media_root", "is empty, but media_key is set; write the folder of these files."
-    if data.media_key and config.rollout.engine != "scripted":
-        yield (
-            "data.media_key",
-            "no supported model takes images or other media yet; leave the key out.",
-        )
 
 
 def _batches(config: RunConfig) -> Iterator[Fault]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from yatt.config.changing import kind_of
-from yatt.config.ranges import Free, Range, Text
+from yatt.config.changing import change_kind
 from yatt.config.schema import RunConfig
-from yatt.config.sft import SftConfig
+from yatt.config.sections.ranges import Free, Range, Text
+from yatt.config.sections.sft import SftConfig
 from yatt.config.site import SiteConfig
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +35,36 @@ class FileKind:
     config: type
     title: str
     about: str
+    common_keys: tuple[str, ...] = ()
+    """Keys that most files of this kind set: the page lists them first."""
 
 
 FILE_KINDS = (
-    FileKind("run", RunConfig, "The run file", "Read by `yatt run` and `yatt submit`."),
-    FileKind("site", SiteConfig, "The site file", "Read by `yatt submit --site` and `yatt diagnose --site`."),
+    FileKind(
+        "run",
+        RunConfig,
+        "The run file",
+        "Read by `yatt run` and `yatt submit`.",
+        common_keys=(
+            "run.dir", "model.path", "data.train_files", "data.val_files", "data.prompt_key",
+            "data.ground_truth_key", "data.max_prompt_tokens", "rollout.n", "rollout.max_response_tokens",
+            "rollout.tp_size", "rewards[].path", "genrms[].model", "genrms[].template",
+            "algorithm.adv_estimator", "algorithm.kl_in", "algorithm.kl_coef", "optimizer.lr",
+            "trainer.total_iterations", "trainer.train_batch_size", "trainer.mini_batch_size",
+            "trainer.max_tokens_per_micro_batch", "validation.reward", "validation.every",
+            "checkpoint.url", "checkpoint.save_every", "placement.mode", "launch.nodes",
+            "launch.gpus_per_node",
+        ),
+    ),
+    FileKind(
+        "site",
+        SiteConfig,
+        "The site file",
+        "Read by `yatt submit --site` and `yatt diagnose --site`.",
+        common_keys=("account", "partition", "time_limit_min", "cpus_per_node", "setup", "sbatch_args"),
+    ),
     FileKind("sft", SftConfig, "The SFT file", "Read by `yatt sft`."),
-)
+)  # fmt: skip
 
 HEAD = """# Configuration
 
@@ -63,11 +86,37 @@ kept with `run.deterministic`. All others decide what is trained: a run keeps th
 
 def markdown() -> str:
     """Returns the keys of all files, section by section."""
-    parts = [HEAD]
+    parts = [HEAD, *_common_keys()]
     for kind in FILE_KINDS:
         parts.append(f"\n## {kind.title}\n\n{kind.about}\n")
         parts.extend(_sections(kind.config, "", is_run=kind.config is RunConfig))
     return "".join(parts)
+
+
+def _common_keys() -> Iterator[str]:
+    """Yields a short table of each file's common keys, with links to the sections that explain them."""
+    yield "\n## The keys that people set\n\n"
+    yield "Each links to its section, which has all other keys too. `[]` marks entries of a list.\n"
+    for kind in FILE_KINDS:
+        if kind.common_keys:
+            yield f"\n{kind.title}:\n\n| key | meaning | default |\n|---|---|---|\n"
+            yield from (_common_row(kind, key) for key in kind.common_keys)
+
+
+def _common_row(kind: FileKind, key: str) -> str:
+    prefix, _, name = key.rpartition(".")
+    cls: type | None = kind.config
+    for section in prefix.split(".") if prefix else ():
+        assert cls is not None, f"{key}: only a section has keys"
+        cls = _section_of(_hints(cls)[section.removesuffix("[]")])
+    assert cls is not None, f"{key}: only a section has keys"
+    (f,) = (f for f in fields(cls) if f.name == name)
+    anchor = re.sub(r"[^\w -]", "", (prefix or kind.title).lower()).replace(" ", "-")
+    return f"| [`{key}`](#{anchor}) | {_first_sentence(meanings(cls)[name])} | {_default(f)} |\n"
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.) ", text, maxsplit=1)[0]
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:
@@ -126,7 +175,7 @@ _CHANGES = {"operational": "yes", "layout": "layout", "mathematical": "no"}
 
 
 def _change(prefix: str, f: "Field[Any]") -> str:
-    return _CHANGES[kind_of(f"{prefix}.{f.name}".replace("[]", ".0"))]
+    return _CHANGES[change_kind(f"{prefix}.{f.name}".replace("[]", ".0"))]
 
 
 def _row(cls: type, f: "Field[Any]", *more: str) -> str:

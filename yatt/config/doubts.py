@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from yatt.config.algorithm import SEQUENCE_LOSSES
 from yatt.config.schema import RunConfig
+from yatt.config.sections.algorithm import SEQUENCE_LOSSES
 from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_sizes
 
 Doubt = tuple[str, str]  # key, consequence of its value
 
 
-def doubts(config: RunConfig) -> list[Doubt]:
+def doubtful_settings(config: RunConfig) -> list[Doubt]:
     """Returns every setting that may be unintended, with its consequence."""
     return [*_spanning(config), *_sampling(config), *_learning(config), *_rewards(config), *_best(config)]
 

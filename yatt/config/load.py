@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 
-from yatt.config.check import relations
-from yatt.config.ranges import Free, Range, Text
+from yatt.config.check import broken_relations
 from yatt.config.schema import RunConfig
-from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge, parse_tree, read_tree
-from yatt.credentials import HIDDEN, is_secret_name, redacted
+from yatt.config.sections.ranges import Free, Range, Text
+from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge_trees, parse_tree, read_tree
+from yatt.credentials import HIDDEN, is_secret_name, redacted_text
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -31,27 +31,28 @@ MAX_SHOWN = 120
 """Maximum number of characters of a wrong value that a message repeats."""
 
 
-def load(files: list[Path], arguments: list[str]) -> RunConfig:
+def load_run_config(files: list[Path], arguments: list[str]) -> RunConfig:
     """Reads the first file and merges the others and the ``a.b=c`` arguments over it.
 
     Raises:
         ConfigError: names every wrong key, its file and line, the rule and what to write instead.
     """
-    return load_as(RunConfig, files, arguments, relations)
+    return load_as(RunConfig, files, arguments, broken_relations)
 
 
 def load_command(
     file: Path,
     more: Sequence[str],
-    rules: Callable[[RunConfig], Iterable[tuple[str, str]]] = relations,
+    rules: Callable[[RunConfig], Iterable[tuple[str, str]]] = broken_relations,
 ) -> RunConfig:
-    """Like `load`, with the words after the run file on a command line: overlay files and ``a.b=c``, mixed.
+    """Like `load_run_config`, with the words after the run file on a command line: overlays and ``a.b=c``,
+    mixed.
 
     Args:
         rules: the rules between sections.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     overlays = [Path(part) for part in more if "=" not in part]
     return load_as(RunConfig, [file, *overlays], [part for part in more if "=" in part], rules)
@@ -60,10 +61,10 @@ def load_command(
 def load_as(
     cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
 ) -> C:
-    """Like `load`, for any config dataclass; `rules` yields (key, mistake) between its sections.
+    """Like `load_run_config`, for any config dataclass; `rules` yields (key, mistake) between its sections.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     faults: list[str] = []
     tree = read_parts(files, arguments, faults)
@@ -78,9 +79,9 @@ def read_parts(files: list[Path], arguments: list[str], faults: list[str]) -> Ya
     """
     tree = read_tree(files[0], faults)
     for path in files[1:]:
-        tree = merge(tree, read_tree(path, faults))
+        tree = merge_trees(tree, read_tree(path, faults))
     for argument in arguments:
-        tree = merge(tree, argument_tree(argument, faults))
+        tree = merge_trees(tree, argument_tree(argument, faults))
     return tree
 
 
@@ -88,12 +89,12 @@ def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tup
     """Returns `config` with the values of the arguments, ``key=value`` each.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     faults: list[str] = []
     tree = parse_tree(resolved_text(config), "as it was", faults)
     for argument in arguments:
-        tree = merge(tree, argument_tree(argument, faults))
+        tree = merge_trees(tree, argument_tree(argument, faults))
     return load_tree(type(config), tree, " ".join(arguments), faults, rules)
 
 
@@ -101,26 +102,28 @@ def load_resolved(path: Path) -> RunConfig:
     """Reads the resolved config of a run folder.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
-    return load([path], [])
+    return load_run_config([path], [])
 
 
 def parse_resolved(text: str) -> RunConfig:
     """Reads what `resolved_text` returned.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     faults: list[str] = []
-    return load_tree(RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, relations)
+    return load_tree(
+        RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, broken_relations
+    )
 
 
 def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
     """Returns the config of one attempt: the run's config, unless its launcher wrote another one.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     own = paths.attempt_config(attempt)
     return load_resolved(own if own.exists() else paths.config)
@@ -128,7 +131,7 @@ def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
 
 def resolved_text(config: Any) -> str:
     """Returns the complete config as YAML, which `load_resolved` reads back to an equal config."""
-    return yaml.safe_dump(plain(asdict(config)), sort_keys=False, default_flow_style=False)
+    return yaml.safe_dump(plain_tree(asdict(config)), sort_keys=False, default_flow_style=False)
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
@@ -170,15 +173,15 @@ def samples_hash(config: RunConfig) -> str:
     if not config.run.deterministic:
         parts["rollout"] = {k: v for k, v in parts["rollout"].items() if k not in _ENGINE_SIZES}
     parts["run"] = [config.run.id, config.run.seed, config.run.deterministic]
-    return hashlib.sha256(yaml.safe_dump(plain(parts), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(yaml.safe_dump(plain_tree(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plain(value: Any) -> Any:
+def plain_tree(value: Any) -> Any:
     """Returns a value with lists instead of tuples, as YAML has it."""
     if isinstance(value, dict):
-        return {key: plain(child) for key, child in value.items()}
+        return {key: plain_tree(child) for key, child in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(child) for child in value]
+        return [plain_tree(child) for child in value]
     return value
 
 
@@ -192,13 +195,13 @@ def load_tree(
     """Converts a tree to a config; `name` is that of its source, `faults` the mistakes found so far.
 
     Raises:
-        ConfigError: see `load`.
+        ConfigError: see `load_run_config`.
     """
     config = _section(cls, tree, "", faults)
     if config is not _REFUSED and not faults:
         faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]
     if faults:
-        listed = "\n".join(f"  {printable(redacted(fault))}" for fault in faults)
+        listed = "\n".join(f"  {printable(redacted_text(fault))}" for fault in faults)
         count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
         raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
     assert isinstance(config, cls), "no faults means a config"

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from yatt.config.check import relations
-from yatt.config.load import load_tree, plain, read_parts
+from yatt.config.check import broken_relations
+from yatt.config.load import load_tree, plain_tree, read_parts
 from yatt.config.schema import RunConfig
 from yatt.config.tree import YamlNode
 from yatt.printable import printable
@@ -22,11 +22,11 @@ def load_with_origins(files: list[Path], arguments: list[str]) -> tuple[RunConfi
     """Returns the config, and where each of its values was written, by key (`rewards.0.path`).
 
     Raises:
-        ConfigError: see `yatt.config.load.load`.
+        ConfigError: see `yatt.config.load.load_run_config`.
     """
     faults: list[str] = []
     tree = read_parts(files, arguments, faults)
-    config = load_tree(RunConfig, tree, ", ".join(map(str, files)), faults, relations)
+    config = load_tree(RunConfig, tree, ", ".join(map(str, files)), faults, broken_relations)
     return config, dict(_origins(asdict(config), tree, ""))
 
 
@@ -45,7 +45,7 @@ def origins_of_run(config: RunConfig) -> dict[str, str]:
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     parts = _parts(value)
     if parts is None:
-        yield key, plain(value)
+        yield key, plain_tree(value)
         return
     for name, part in parts:
         yield from _leaves(part, f"{key}.{name}" if key else name)
@@ -97,7 +97,7 @@ def _child(node: YamlNode | None, name: str) -> YamlNode | None:
     return found if isinstance(found, YamlNode) else None
 
 
-def annotated(config: RunConfig, origins: dict[str, str], *, only_written: bool) -> str:
+def annotated_yaml(config: RunConfig, origins: dict[str, str], *, only_written: bool) -> str:
     """Returns the config as YAML, with the place of each value in a comment; it loads to the same config.
 
     Args:
@@ -129,6 +129,6 @@ def _lines(value: Any, origins: dict[str, str], key: str, only_written: bool) ->
 
 def _flow(value: Any) -> str:
     """Returns a value as YAML on one line."""
-    text: str = yaml.safe_dump(plain(value), default_flow_style=True, sort_keys=False, width=10**9)
+    text: str = yaml.safe_dump(plain_tree(value), default_flow_style=True, sort_keys=False, width=10**9)
     text = text.removesuffix("\n").removesuffix("\n...")
-    return text if "\n" not in text else json.dumps(plain(value), ensure_ascii=False)
+    return text if "\n" not in text else json.dumps(plain_tree(value), ensure_ascii=False)

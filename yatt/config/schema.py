@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Literal
 
-from yatt.config.algorithm import (
+from yatt.config.sections.algorithm import (
     AlgorithmSection as AlgorithmSection,
     CorrectionSection as CorrectionSection,
     RejectionSection as RejectionSection,
 )
-from yatt.config.environment import EnvironmentSection as EnvironmentSection
-from yatt.config.operation import (
+from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
+from yatt.config.sections.media import MediaSection as MediaSection
+from yatt.config.sections.operation import (
     CheckpointSection as CheckpointSection,
     FromCheckpointSection as FromCheckpointSection,
     LaunchSection as LaunchSection,
@@ -25,8 +26,8 @@ from yatt.config.operation import (
     SyncSection as SyncSection,
     rule,
 )
-from yatt.config.profile import ProfileSection as ProfileSection
-from yatt.config.ranges import (
+from yatt.config.sections.profile import ProfileSection as ProfileSection
+from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FILE,
@@ -37,15 +38,18 @@ from yatt.config.ranges import (
     SHARE,
     SIZE_BYTES,
     Range,
-    above,
-    between,
+    range_above,
+    range_between,
 )
-from yatt.config.scoring import (
+from yatt.config.sections.scoring import (
     GenRMSection as GenRMSection,
     RewardSection as RewardSection,
     VerdictSection as VerdictSection,
 )
-from yatt.config.training import OptimizerSection as OptimizerSection, TrainerSection as TrainerSection
+from yatt.config.sections.training import (
+    OptimizerSection as OptimizerSection,
+    TrainerSection as TrainerSection,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class DataSection:
     val_files: tuple[Annotated[str, FILE], ...] = ()
     """Held-out prompts, scored by `validation`; written like train_files."""
 
-    weights: dict[str, Annotated[float, between(0, 1000)]] = field(default_factory=dict)
+    weights: dict[str, Annotated[float, range_between(0, 1000)]] = field(default_factory=dict)
     """Weight of an entry of train_files; 1 if not written. With 2, a data epoch has each of its rows twice;
     with 0.25, a quarter of them, another one each time."""
 
@@ -91,12 +95,20 @@ class DataSection:
     """The current time for chat templates that use the date, as 2026-01-31T12:00:00; filled in when the run
     is created, so that prompts do not change at midnight. Empty in older runs: the system clock."""
 
-    media_key: Annotated[str, LINE] = ""
-    """Column of the files that belong to a prompt: a path relative to `media_root`, {path, sha256}, or a list
-    of these. Empty: there are none. Only references travel; engines read the files."""
+    image_key: Annotated[str, LINE] = "images"
+    """Column of a prompt's pictures, for models that take some: a list of paths below `media_root`, of bytes,
+    or of objects with `path` or `bytes`, as in verl's files. `<image>` stands in the prompt where each
+    belongs."""
+
+    video_key: Annotated[str, LINE] = "videos"
+    """Column of a prompt's videos. They are not taken yet: a row that has one is refused."""
 
     media_root: Annotated[str, FILE] = ""
-    """Folder of these files, on every node with engines."""
+    """Folder of the files that rows name, on every node. Rows cannot name others, nor addresses."""
+
+    media_store: Annotated[str, FILE] = ""
+    """Folder of the pictures whose bytes were in data files; filled in when the run is started. Empty: the
+    run has no pictures."""
 
     allow_special_tokens: bool = False
     """Parse the model's control tokens in plain text prompts (for prompts rendered beforehand). Otherwise
@@ -113,6 +125,9 @@ class DataSection:
         for name in self.weights:
             says = f"weights: {name!r} is no entry of train_files; write it as it is there. "
             rule(name in self.train_files, says + "data.weights={} takes back what was written before.")
+        for key, name in (("image_key", self.image_key), ("video_key", self.video_key)):
+            is_plain = name and not set('."\\') & set(name)
+            rule(bool(is_plain), f"{key} is {name!r}; name a column at the top, without dots and quotes.")
         weights = [self.weights.get(name, 1.0) for name in self.train_files]
         rule(any(weights), "weights: all are 0; leave one above 0.")
         rule(
@@ -157,7 +172,7 @@ class RolloutSection:
     n: Annotated[int, COUNT] = 8
     """Completions per prompt: the size of a prompt group."""
 
-    temperature: Annotated[float, above(0, most=100)] = 1.0
+    temperature: Annotated[float, range_above(0, most=100)] = 1.0
     """Sampling temperature."""
 
     top_p: Annotated[float, SHARE] = 1.0
@@ -207,7 +222,7 @@ class RolloutSection:
     and training take turns. 1: the next batch is sampled while this one is trained, by a policy that is one
     version older (one step off)."""
 
-    oversample: Annotated[float, between(1, 4)] = 1.0
+    oversample: Annotated[float, range_between(1, 4)] = 1.0
     """Prompt groups in progress per group that an iteration needs. At 1.25 a quarter more are sampled, and
     the rollout phase ends when enough are complete; the others keep their tokens and continue first in the
     next one. Above 1, an iteration does not wait for its longest completions."""
@@ -225,23 +240,24 @@ class PlacementSection:
     """Assignment of GPUs to roles."""
 
     mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
-    """colocated: rollout, GenRMs and trainer use all GPUs in turn. partial: GenRMs keep some slabs during the
-    rollout phase. disaggregated: some nodes only train, the others only run engines."""
+    """How roles share GPUs. colocated: rollout, GenRMs and trainer use all GPUs in turn. partial: GenRMs
+    keep some GPU sets during the rollout phase. disaggregated: some nodes only train, the others only run
+    engines."""
 
-    genrm_slabs: Annotated[int, COUNT_OR_NONE] = 0
-    """partial, disaggregated: number of slabs of GenRM engines, counted from the last node backwards. A slab
-    has as many GPUs as the largest tp_size, but at most those of a node."""
+    genrm_gpu_sets: Annotated[int, COUNT_OR_NONE] = 0
+    """partial, disaggregated: number of GPU sets of GenRM engines, counted from the last node. A GPU
+    set has as many GPUs as the largest tp_size, but at most those of a node."""
 
     split: Literal["fixed", "dynamic"] = "fixed"
-    """partial, disaggregated: whether slabs stay with rollout or their GenRM. dynamic: they change, between
-    batches to the split that is predicted to be fastest, and near the end of a batch to GenRMs with a
-    backlog. genrm_slabs is only the beginning."""
+    """partial, disaggregated: whether GPU sets stay with rollout or their GenRM. dynamic: they change,
+    between batches to the split that is predicted to be fastest, and near the end of a batch to GenRMs with a
+    backlog. genrm_gpu_sets is only the beginning."""
 
-    min_slabs: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
-    """dynamic: fewest slabs of a role, `rollout` or `genrm:NAME`; 1 if not written."""
+    min_gpu_sets: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
+    """dynamic: fewest GPU sets of a role, `rollout` or `genrm:NAME`; 1 if not written."""
 
-    max_slabs: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
-    """dynamic: most slabs of a role; no limit if not written."""
+    max_gpu_sets: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
+    """dynamic: most GPU sets of a role; no limit if not written."""
 
     trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
     """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
@@ -265,7 +281,7 @@ class ValidationSection:
     n: Annotated[int, COUNT] = 1
     """Completions per prompt."""
 
-    temperature: Annotated[float, between(0, 100)] = 1.0
+    temperature: Annotated[float, range_between(0, 100)] = 1.0
     """Sampling temperature; 0 is greedy."""
 
     max_prompts: Annotated[int, COUNT] = 1024
@@ -294,6 +310,7 @@ class RunConfig:
     sync: SyncSection = field(default_factory=SyncSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
     profile: ProfileSection = field(default_factory=ProfileSection)
+    media: MediaSection = field(default_factory=MediaSection)
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:

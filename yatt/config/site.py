@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from yatt.config.load import load_as, load_over
-from yatt.config.operation import no_credentials, rule
-from yatt.config.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
-from yatt.config.sbatch import env_faults, option_faults
+from yatt.config.sections.operation import no_credentials, rule
+from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
+from yatt.config.sections.sbatch import env_faults, option_faults
 
 COMPONENTS = ("trainer", "engines")
 """Components of a job that may request different resources."""
@@ -153,7 +153,8 @@ class SiteConfig:
     """Account that is charged for the job (sbatch --account)."""
 
     partition: Annotated[str, LINE] = ""
-    """sbatch --partition. All components of a job need partitions with the same preemption settings."""
+    """Partition of the job (sbatch --partition). All components of a job need partitions with the same
+    preemption settings."""
 
     qos: Annotated[str, LINE] = ""
     """sbatch --qos."""
@@ -280,7 +281,7 @@ def with_settings(site: SiteConfig, settings: list[str]) -> SiteConfig:
     return load_over(site, settings, site_rules) if settings else site
 
 
-def component(site: SiteConfig, name: str) -> ComponentSection:
+def site_component(site: SiteConfig, name: str) -> ComponentSection:
     """Returns the requests of component `name`: its own values, else the site's."""
     own = site.components.get(name, ComponentSection())
     apart = ("nodelist", "sbatch_args")
@@ -338,7 +339,7 @@ def _asking(site: SiteConfig) -> Iterator[Fault]:
     for key, wanted in types.items():
         if wanted and site.gpus_directive == "none":
             yield key, "gpus_directive: none requests no GPUs, so no type; remove one of them."
-    partitions = {component(site, name).partition for name in COMPONENTS}
+    partitions = {site_component(site, name).partition for name in COMPONENTS}
     if site.layout == "flat" and len(partitions) > 1:
         yield "layout", "a flat job has one partition, but the components have two; write het."
 

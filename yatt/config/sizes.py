@@ -91,13 +91,13 @@ def engine_roles(config: RunConfig) -> tuple[str, ...]:
 def slab_limits(config: RunConfig, role: str) -> tuple[int, int]:
     """Returns the fewest and the most slabs that a role may have with a dynamic split."""
     place = config.placement
-    return place.min_slabs.get(role, 1), place.max_slabs.get(role, num_slabs(config))
+    return place.min_gpu_sets.get(role, 1), place.max_gpu_sets.get(role, num_slabs(config))
 
 
 def first_split(config: RunConfig) -> dict[str, int]:
     """Returns the number of slabs that each role with engines has at first, where rollout and GenRMs have
     slabs at the same time."""
-    judges, roles, block = config.placement.genrm_slabs, engine_roles(config), block_nodes(config)
+    judges, roles, block = config.placement.genrm_gpu_sets, engine_roles(config), block_nodes(config)
     each, more = divmod(judges // block, max(len(roles) - 1, 1))
     found = {role: (each + (index < more)) * block for index, role in enumerate(roles[1:])}
     return {"rollout": num_slabs(config) - judges, **found}

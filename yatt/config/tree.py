@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import yaml
 
-from yatt.credentials import is_secret_name, redacted
+from yatt.credentials import is_secret_name, redacted_text
 from yatt.errors import ConfigError
 from yatt.printable import printable
 
@@ -214,7 +214,7 @@ def _short(text: object, most: int = 60) -> str:
     return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
-def merge(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
+def merge_trees(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
     """Merges two trees: `over` wins; sections are merged key by key, lists and scalars are replaced.
 
     A section whose keys are numbers is merged into the items of a list, from 0. An empty one, ``{}``, takes
@@ -235,7 +235,7 @@ def merge(base: YamlNode, over: YamlNode, key: str = "") -> YamlNode:
     merged = dict(base.value)
     for name, node in over.value.items():
         inner = f"{key}.{name}" if key else name
-        merged[name] = merge(merged[name], node, inner) if name in merged else node
+        merged[name] = merge_trees(merged[name], node, inner) if name in merged else node
     return YamlNode(merged, base.at)
 
 
@@ -251,7 +251,7 @@ def _merged_items(items: list[YamlNode], over: YamlNode, at: str, key: str) -> Y
             raise ConfigError(
                 f"{node.at}: {key} has no item {name}; {has}. To add one, write the whole list."
             )
-        merged[int(name)] = merge(merged[int(name)], node, f"{key}.{name}")
+        merged[int(name)] = merge_trees(merged[int(name)], node, f"{key}.{name}")
     return YamlNode(merged, at)
 
 
@@ -263,7 +263,7 @@ def argument_tree(argument: str, faults: list[str]) -> YamlNode:
         ConfigError: no '=' in it, an empty key, or a value that is not YAML.
     """
     path, sign, text = argument.partition("=")
-    shown = f"{path}=..." if is_secret_name(path.rpartition(".")[2]) else redacted(argument)
+    shown = f"{path}=..." if is_secret_name(path.rpartition(".")[2]) else redacted_text(argument)
     path = re.sub(r"\[([0-9]{1,6})\]", r".\1", path)
     if not sign or not all(path.split(".")) or path.count(".") > MAX_DEPTH:
         raise ConfigError(f"argument '{shown}': write section.key=value.")

@@ -9,7 +9,7 @@ Fault = tuple[str, str]
 """A key, and the mistake in it with what to write."""
 
 
-def widths(config: RunConfig) -> Iterator[Fault]:
+def width_faults(config: RunConfig) -> Iterator[Fault]:
     """Faults of the engines' numbers of GPUs, which must fill a node, and the slab of the widest engine."""
     yield from _experts(config)
     gpus, sizes = engine_node_gpus(config), dict(engine_sizes(config))
@@ -26,7 +26,7 @@ def widths(config: RunConfig) -> Iterator[Fault]:
         elif slab % size:
             yield (
                 key,
-                f"{size} does not divide {widest} {slab}: engines of this kind would not fill a slab, which "
+                f"{size} does not divide {widest} {slab}: such engines would not fill a GPU set, which "
                 f"has {slab} GPUs; write one of {fitting}, or another {widest}.",
             )
 
@@ -47,14 +47,14 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
             f"{most} GPUs are {most // gpus} nodes ({named}: {gpus}), and the number of nodes with "
             f"engines, {nodes}, is no multiple of that; write {whole}, or change launch.nodes.",
         )
-    if config.placement.genrm_slabs % max(most // gpus, 1):
+    if config.placement.genrm_gpu_sets % max(most // gpus, 1):
         yield (
-            "placement.genrm_slabs",
+            "placement.genrm_gpu_sets",
             f"with {widest} {most}, {most // gpus} nodes have one role together; write a multiple of "
             f"{most // gpus}.",
         )
     if config.placement.split == "dynamic":
-        yield "placement.split", f"{widest} {most} spans nodes, whose slabs do not move; write fixed."
+        yield "placement.split", f"{widest} {most} spans nodes, whose GPU sets do not move; write fixed."
     yield from _spanning_engines(config)
 
 

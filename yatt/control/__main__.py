@@ -11,27 +11,27 @@ from functools import partial
 from pathlib import Path
 
 from yatt import clock
-from yatt.adapters.curve import roomy_context
-from yatt.adapters.descriptors import raise_soft_limit
-from yatt.adapters.files import share_with
-from yatt.adapters.ledger import STARTED, Attempt, inputs_of, record
-from yatt.adapters.log_thread import logging_by_a_thread
-from yatt.adapters.nvml import cpus_by_device, visible_devices
-from yatt.adapters.orphans import adopt_orphans
-from yatt.adapters.patience import ended_by, patiently
-from yatt.adapters.requeue import Requeue
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.staged import on_node
+from yatt.adapters.files.files import share_with
+from yatt.adapters.files.patience import ended_by, with_retries
+from yatt.adapters.machine.descriptors import raise_soft_limit
+from yatt.adapters.machine.nvml import cpus_by_device, visible_devices
+from yatt.adapters.net.curve import roomy_context
+from yatt.adapters.processes.log_thread import logging_by_a_thread
+from yatt.adapters.processes.orphans import adopt_orphans
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.run_folder.ledger import STARTED, Attempt, inputs_of, record_of_attempt
+from yatt.adapters.run_folder.staged import on_node
+from yatt.adapters.slurm.requeue import Requeue
 from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, samples_hash
 from yatt.config.schema import RunConfig
-from yatt.control.gpus import scratch
-from yatt.control.gpus.open_files import check_descriptors
+from yatt.control.gpus.processes import scratch
+from yatt.control.gpus.processes.open_files import check_own_descriptors
 from yatt.control.leader.coordinator import program_of
 from yatt.control.node import Node
 from yatt.control.session import Session
-from yatt.core.placement import place
-from yatt.core.trainer_environment import contrary_variables
+from yatt.core.attempts.trainer_environment import contrary_variables
+from yatt.core.gpus.placement import placement_of
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, WorkerFailed, YattError
 from yatt.paths import RunPaths
 
@@ -64,7 +64,7 @@ def main() -> int:
 def _outcome(arguments: argparse.Namespace, name: str) -> int:
     try:
         node, limit = _node(arguments), raise_soft_limit()
-        check_descriptors(node, limit)
+        check_own_descriptors(node, limit)
         return _attempt(node)
     except (YattError, OSError) as error:
         return ended_by(error, name)
@@ -79,8 +79,8 @@ def _indexes(text: str) -> frozenset[int]:
 
 def _node(arguments: argparse.Namespace) -> Node:
     paths = RunPaths(arguments.run)
-    own = patiently(partial(load_attempt, paths, arguments.attempt))
-    config = patiently(partial(on_node, own, paths, arguments.attempt, arguments.node))
+    own = with_retries(partial(load_attempt, paths, arguments.attempt))
+    config = with_retries(partial(on_node, own, paths, arguments.attempt, arguments.node))
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()
@@ -88,14 +88,14 @@ def _node(arguments: argparse.Namespace) -> Node:
         count = node_gpus(config)[arguments.node]
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
-    started = partial(record, paths, arguments.attempt, STARTED)
+    started = partial(record_of_attempt, paths, arguments.attempt, STARTED)
     how = arguments.slurm
     requeue = Requeue.of_this_start(paths, arguments.attempt, how) if how else None
     node = Node(
-        config=config, paths=paths, placement=place(config), attempt=arguments.attempt,
+        config=config, paths=paths, placement=placement_of(config), attempt=arguments.attempt,
         index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
         absent=arguments.absent, life=arguments.life, requeue=requeue, config_hash=config_hash(own),
-        samples_hash=samples_hash(own), inputs=inputs_of(Attempt(arguments.attempt, patiently(started))),
+        samples_hash=samples_hash(own), inputs=inputs_of(Attempt(arguments.attempt, with_retries(started))),
     )  # fmt: skip
     if node.device == "cuda" and node.is_trainer_node:
         _check_variables(config)

@@ -2,25 +2,27 @@
 
 from dataclasses import dataclass
 
-from yatt.adapters.channel import Channel
+from yatt.adapters.net.channel import Channel
 from yatt.control.gpus.arbiter import Arbiter, Holding
 from yatt.control.gpus.engine_meter import EngineMeter
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.publications import Publications
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.prepared_requests import PreparedRequests
+from yatt.control.gpus.processes.media_host import MediaHost
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.gpus.unfit import UnfitEngines
-from yatt.control.gpus.uploads import Uploads
-from yatt.control.gpus.weight_segments import GivenWeights
+from yatt.control.gpus.weights.publications import Publications
+from yatt.control.gpus.weights.uploads import Uploads
+from yatt.control.gpus.weights.weight_segments import GivenWeights
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.rollouts.reward_pool import RewardPool
 from yatt.control.rollouts.rooms import RoomAnnouncer
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT
-from yatt.obs.events import EventLog
+from yatt.control.rollouts.scoring.reward_pool import RewardPool
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.obs.story.events import EventLog
 from yatt.records.load import NodeLoad
 
 
@@ -38,6 +40,7 @@ class Components:
     workers: Workers
     uploads: Uploads
     rewards: RewardPool
+    media: MediaHost
     router: Router
     rooms: RoomAnnouncer
     meter: EngineMeter
@@ -71,6 +74,9 @@ def build_components(
     workers = Workers(node, supervisor, engines, publications, unfit, events)
     uploads = Uploads(node, supervisor, channel, events)
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
+    media = MediaHost(node, supervisor, channel, events, reports.failed)
+    if node.config.data.media_store:
+        engines.prepare_with(PreparedRequests(media.prepare_media))
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
     meter = EngineMeter(supervisor, engines)
@@ -82,7 +88,7 @@ def build_components(
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
         publications=publications, given_weights=GivenWeights(node, publications.fetched),
-        workers=workers, uploads=uploads, rewards=rewards, router=router, rooms=rooms, meter=meter,
-        unfit=unfit,
+        workers=workers, uploads=uploads, rewards=rewards, media=media, router=router, rooms=rooms,
+        meter=meter, unfit=unfit,
         arbiter=arbiter,
     )  # fmt: skip

@@ -10,18 +10,18 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 
-from yatt.adapters.patience import exit_code_of
+from yatt.adapters.files.patience import exit_code_of
 from yatt.control.components import Components
 from yatt.control.gpus.engines import Bounced
-from yatt.control.gpus.host_memory import node_memory
-from yatt.control.gpus.worker_plan import REWARD, UPLOADER, Worker
+from yatt.control.gpus.processes.host_memory import node_memory
+from yatt.control.gpus.processes.worker_plan import MEDIA, REWARD, UPLOADER, Worker
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import lost_rank
-from yatt.core.lease import Stage
-from yatt.core.peer_name import parsed_peer
-from yatt.core.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.gpus.lease import Stage
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.requests.peer_name import parsed_peer
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
 from yatt.records.moves import LoadAnswer, LoadQuery, MoveSlab, SlabMoved
@@ -259,6 +259,8 @@ class Controller:
             self._parts.reports.failed(error, EXIT_FAILED, is_symptom)
         elif worker.role == UPLOADER:
             self._parts.uploads.ended(worker)
+        elif worker.role == MEDIA:
+            self._parts.media.ended(worker, how)
         elif worker.slab is None:
             self._parts.rewards.ended(worker, how)
             task = asyncio.get_running_loop().create_task(self._parts.supervisor.start(worker))

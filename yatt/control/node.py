@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from yatt.adapters.local_folder import new_name
-from yatt.adapters.requeue import Requeue
+from yatt.adapters.node_local.local_folder import new_name
+from yatt.adapters.slurm.requeue import Requeue
 from yatt.config.schema import RunConfig
-from yatt.core.peer_name import peer_name
-from yatt.core.placement import Placement, Slab
+from yatt.core.gpus.placement import Placement, Slab
+from yatt.core.requests.peer_name import peer_name
 from yatt.paths import LOCAL_SOCKET, RunPaths
 
 
@@ -42,7 +42,7 @@ class Node:
     """The same of its parts that decide about samples and scores (`yatt.config.load.samples_hash`)."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the run's inputs at the start of this attempt (`yatt.core.inputs`)."""
+    """Digests of the run's inputs at the start of this attempt (`yatt.core.attempts.inputs`)."""
 
     local_name: str = field(default_factory=new_name)
     """Name of its node-local folders; random, so that other users cannot guess it."""
@@ -96,6 +96,11 @@ class Node:
     def weights_root(self) -> Path:
         """Node-local memory folder for published weights."""
         return Path(self.config.launch.shm_dir) / f"{self.local_name}-weights"
+
+    @property
+    def media_folder(self) -> Path:
+        """Node-local memory folder for prepared media."""
+        return self.weights_root / "media"
 
     def weights_folder(self, policy_version: int) -> Path:
         """Returns the folder of one published policy version."""

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from yatt.adapters.channel import Answer
+from yatt.adapters.net.channel import Answer
 from yatt.control.leader.inbox import Inbox
-from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.control.membership.event_sender import EventSender
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers, Standing
 from yatt.control.node import Node
-from yatt.core.lives import is_own_mistake
-from yatt.core.peer_name import parsed_peer, peer_name
+from yatt.core.attempts.lives import is_own_mistake
+from yatt.core.requests.peer_name import parsed_peer, peer_name
 from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED
 from yatt.records import cluster as c, message as m
 

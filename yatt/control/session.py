@@ -12,28 +12,29 @@ from typing import Any, TypeVar
 import zmq
 
 from yatt import clock
-from yatt.adapters.channel import Channel
-from yatt.adapters.collector import collect_rarely
-from yatt.adapters.curve import CurveKeys, Gate, Socket, listening_socket
-from yatt.adapters.dataset import RowFiles
-from yatt.adapters.patience import patiently
-from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.run_store import Stores, claimed_run_store, own_folder_id
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.data_rows import called_columns
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.machine.collector import collect_rarely
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import CurveKeys, Gate, Socket, listening_socket
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.run_store import Stores, claimed_run_store, own_folder_id
 from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
 from yatt.control.leader.alarms import Alarms
 from yatt.control.leader.background import Background
 from yatt.control.leader.batches import BatchSampling
-from yatt.control.leader.commits import Commits
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.node_loads import NodeLoads
 from yatt.control.leader.phase_work import PhaseWork
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.saves.commits import Commits
+from yatt.control.leader.slabs.node_loads import NodeLoads
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.leader.stop_requests import StopRequests
 from yatt.control.membership.deadman import DeadMan, write_heartbeat
 from yatt.control.membership.event_sender import EventSender
@@ -41,26 +42,25 @@ from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.newer_attempt import may_wait, watch_newer_attempt
 from yatt.control.membership.peers import Peers
-from yatt.control.membership.rendezvous import meet
+from yatt.control.membership.rendezvous import meet_peers
 from yatt.control.node import Node
 from yatt.control.peer_messages import Handle, PeerMessages
-from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
-from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.kept import KeptGroups
-from yatt.control.rollouts.prompt_source import PromptSource
+from yatt.control.rollouts.groups.data_shard import DataShard
+from yatt.control.rollouts.groups.kept import KeptGroups
+from yatt.control.rollouts.groups.prompt_source import PromptSource
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.sampling import Sampler
-from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import Scorer
 from yatt.control.rollouts.validation import Validator
-from yatt.control.store_watch import store_sayer
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import NodeTraining
-from yatt.control.writer_watch import watch_writer
-from yatt.control.writers import Writers
-from yatt.core.deadman import limits_of
+from yatt.control.writers import Writers, store_sayer, watch_writer
+from yatt.core.attempts.deadman import limits_of
 from yatt.errors import EXIT_WILL_CONTINUE, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.models.folder import CONFIG, decoder_config
+from yatt.obs.story.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
 from yatt.records.inputs import HELD_OUT
@@ -110,7 +110,7 @@ class Session:
                 sender=self._sender, inbox=self._inbox, loads=self._loads, controller=controller,
             )  # fmt: skip
             progress = self._parts.progress.told_to
-            met = await self._unless_given_up(meet(node, self._context, messages.handle, progress))
+            met = await self._unless_given_up(meet_peers(node, self._context, messages.handle, progress))
             channels.append(met.channel)
             self._peers.dial_with(met.dial)
             if node.is_newcomer:
@@ -171,10 +171,10 @@ class Session:
         node, parts, events = self._node, self._parts, self._events
         clients = NodeClients(node, controller.handle, parts.peers, inbox.gave_up, parts.progress.whole)
         store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, sayer))
-        folder_id = await call_in_thread(partial(patiently, partial(own_folder_id, node.paths, store)))
+        folder_id = await call_in_thread(partial(with_retries, partial(own_folder_id, node.paths, store)))
         checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
         row = MetricsRow(node, self._writers.lines, Alarms(node.config, events))
-        num_tokens = await call_in_thread(partial(patiently, partial(vocab_size, node.config.model.path)))
+        num_tokens = await call_in_thread(partial(with_retries, partial(vocab_size, node.config.model.path)))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
         background = Background(inbox)
         slabs = Slabs(node, clients, self._loads, events, background)
@@ -243,9 +243,11 @@ def _trainer_node(
 ) -> TrainerNode:
     """Creates the components that only a node with trainer ranks has."""
     config, limit_s = node.config, node.config.launch.phase_timeout_s
-    opened = partial(RowFiles, data=config.data, limit_s=limit_s)
+    opened = partial(RowFiles, data=config.data, columns=called_columns(config), limit_s=limit_s)
     rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
-    tokenizer = patiently(partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s)
+    tokenizer = with_retries(
+        partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s
+    )
     num_nodes = len(node.placement.trainer_nodes)
     judge = Judge(
         config, parts.router.complete, parts.router.abort, parts.rewards.call, num_nodes,
@@ -295,4 +297,5 @@ async def _until_one_ends(tasks: list[asyncio.Future[Any]]) -> None:
 
 def vocab_size(model: str) -> int:
     """Returns the vocabulary size in a Hugging Face folder's config."""
-    return int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
+    values = json.loads((Path(model) / CONFIG).read_text())
+    return int(decoder_config(values)["vocab_size"])

@@ -11,19 +11,19 @@ from typing import Any
 
 from msgspec import structs
 
-from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.local_store import LocalStore
-from yatt.checkpoint.local_tier import LocalTier
-from yatt.checkpoint.run_store import Stores
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.checkpoint.commit.run_store import Stores
+from yatt.checkpoint.local.local_store import LocalStore
+from yatt.checkpoint.local.local_tier import LocalTier
 from yatt.control.node import Node
-from yatt.control.rollouts.asking import answered
-from yatt.control.rollouts.carried import frozen, read_state, write_state
-from yatt.control.rollouts.groups import NodeState
-from yatt.control.rollouts.judging import Judge
+from yatt.control.rollouts.groups.carried import frozen_state, read_state, write_state
+from yatt.control.rollouts.groups.groups import NodeState
 from yatt.control.rollouts.sampling import Sampler
+from yatt.control.rollouts.scoring.asking import answered_by
+from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.validation import Validator
 from yatt.control.training import NodeTraining
-from yatt.core.checkpoint_names import node_state_path
+from yatt.core.attempts.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError, WorkerFailed
 from yatt.records import cluster as c, message as m
 
@@ -59,7 +59,7 @@ class TrainerNode:
 
     async def asked(self, ask: m.Ask) -> m.Message:
         """Handles a request of a reward function's GenRM client."""
-        return await answered(self._judge, self._node.config, ask)
+        return await answered_by(self._judge, self._node.config, ask)
 
     async def _build(self, order: c.BuildTrainer) -> m.Message:
         await self.training.build(order)
@@ -130,7 +130,7 @@ class TrainerNode:
 
     async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:
         """Takes the state of ranks and prompt groups after an iteration; can be repeated."""
-        self._frozen = order.iteration, frozen(self._sampler.state())
+        self._frozen = order.iteration, frozen_state(self._sampler.state())
         self._sampler.kept.saved(order.iteration)
         return await self.training.take_snapshot(order)
 

@@ -7,14 +7,14 @@ rank of each dp_rank's model-parallel group receives them from its own controlle
 import asyncio
 import signal
 
-from yatt.adapters.host_segment import STATE
-from yatt.control.gpus.uploads import Uploads, host_stem
-from yatt.control.gpus.worker_plan import Worker
+from yatt.adapters.node_local.host_segment import STATE
+from yatt.control.gpus.processes.worker_plan import Worker
+from yatt.control.gpus.weights.uploads import Uploads, host_stem
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.rollouts.groups import PromptGroup
-from yatt.core.exits import describe_exit
+from yatt.control.rollouts.groups.groups import PromptGroup
+from yatt.core.attempts.exits import describe_exit
 from yatt.errors import DeadlineExceeded
 from yatt.records import cluster as c, message as m
 from yatt.records.usage import largest_usage
@@ -143,7 +143,7 @@ class NodeTraining:
 
     async def _send_to(self, index: int, iteration: int, rollouts: tuple[m.Rollout, ...]) -> None:
         limit_s = self._node.config.launch.phase_timeout_s
-        for portion in portions(rollouts):
+        for portion in sample_portions(rollouts):
             body = c.SampleTransfer(iteration=iteration, rollouts=portion)
             answer = await self._peers.request(index, body, limit_s)
             m.unless_failed(answer, f"node{index}")
@@ -199,12 +199,14 @@ def orders_of_rank(
 ) -> tuple[list[c.SampleTransfer], m.Train]:
     """Returns the orders to a rank, each to be sent after the answer to the previous one: samples in
     portions, and the last portion with Train."""
-    *before, last = portions(rollouts) or [()]
+    *before, last = sample_portions(rollouts) or [()]
     transfers = [c.SampleTransfer(iteration=order.iteration, rollouts=portion) for portion in before]
     return transfers, m.Train(iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
 
 
-def portions(rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES) -> list[tuple[m.Rollout, ...]]:
+def sample_portions(
+    rollouts: tuple[m.Rollout, ...], most_bytes: int = PORTION_BYTES
+) -> list[tuple[m.Rollout, ...]]:
     """Returns the samples in order, in portions of at most `most_bytes` (more if one sample is larger)."""
     cut: list[list[m.Rollout]] = []
     room = 0

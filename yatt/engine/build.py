@@ -2,7 +2,7 @@
 
 import importlib
 
-from yatt.adapters.collector import importing
+from yatt.adapters.machine.collector import without_collections
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 from yatt.errors import ConfigError
 
@@ -37,6 +37,6 @@ def import_library(kind: EngineKind) -> None:
         "transformers": ("torch", "transformers"),
         "scripted": (),
     }
-    with importing():
+    with without_collections():
         for name in modules[kind]:
             importlib.import_module(name)

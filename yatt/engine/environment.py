@@ -12,7 +12,7 @@ from yatt.engine.protocol import EngineKind
 from yatt.errors import ConfigError
 
 
-def prepare(*, device: Literal["cpu", "cuda"], threads: int) -> None:
+def prepare_environment(*, device: Literal["cpu", "cuda"], threads: int) -> None:
     """Sets the variables of this process; they override those of the user's shell."""
     variables = {
         # The engine runs in this process, so the controller can measure its memory and end it.

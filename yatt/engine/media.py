@@ -1,36 +1,37 @@
-"""The files of a request. Controllers send references; an engine reads the bytes when it needs them."""
+"""The pictures of a request: prepared files of this node, which an engine maps."""
 
-from functools import lru_cache, partial
+from pathlib import Path
 
-from yatt.adapters.media import read_media
-from yatt.adapters.patience import patiently
+from yatt.adapters.node_local.prepared_media import PreparedMedia, open_prepared
 from yatt.engine.protocol import EngineOptions
-from yatt.records.message import MediaRef, Sample
+from yatt.errors import WorkerFailed
+from yatt.records.message import SampleRequest
 
 
-def request_media(sample: Sample, options: EngineOptions) -> list[bytes]:
-    """Contents of the request's files. A folder that fails for a while is waited for.
+def prepared_pictures(sample: SampleRequest, options: EngineOptions) -> list[PreparedMedia]:
+    """Maps the prepared files of a request's pictures, in their order.
 
     Raises:
-        ValueError: a file cannot be used; only this request fails.
+        WorkerFailed: one is not there, or is not what the request says: the request is to be sent again.
     """
+    return [_opened(each.prepared, each.grid, options.media_folder) for each in sample.media]
+
+
+def _opened(digest: str, grid: tuple[int, int, int], folder: str) -> PreparedMedia:
     try:
-        return [_content(options.media_root, ref) for ref in sample.media]
-    except OSError as error:
-        raise ValueError(f"a file of data.media_root cannot be read: {error}") from error
+        found = open_prepared(Path(folder), digest)
+    except (OSError, ValueError) as error:
+        raise WorkerFailed(f"a prepared picture cannot be read: {error}") from error
+    if found.grid != grid:
+        raise WorkerFailed(f"the prepared picture {digest} has the grid {found.grid}, not {grid}")
+    return found
 
 
-@lru_cache(maxsize=2)
-def _content(root: str, ref: MediaRef) -> bytes:
-    """A file's bytes; the samples of a group come one after another and share them."""
-    return patiently(partial(read_media, root, ref))
-
-
-def refuse_media(sample: Sample) -> None:
-    """Refuses a request with files, for engines of text models.
+def refuse_media(sample: SampleRequest) -> None:
+    """Refuses a request with pictures.
 
     Raises:
         ValueError: it has some.
     """
     if sample.media:
-        raise ValueError("this model takes text only, but the prompt has images or other files")
+        raise ValueError("yatt's engines take no pictures yet, but the prompt has some")

@@ -1,9 +1,9 @@
-"""What a nursery imports for engines; see `yatt.adapters.nursery`."""
+"""What a nursery imports for engines; see `yatt.adapters.processes.nursery`."""
 
 from typing import Literal, cast
 
 from yatt.engine.build import import_library
-from yatt.engine.environment import prepare
+from yatt.engine.environment import prepare_environment
 from yatt.engine.protocol import EngineKind
 
 
@@ -17,7 +17,7 @@ def preload(kind: str, device: str, threads: int) -> None:
         threads: `launch.threads_per_worker`.
     """
     if kind != "scripted":
-        prepare(device=cast(Literal["cpu", "cuda"], device), threads=threads)
+        prepare_environment(device=cast(Literal["cpu", "cuda"], device), threads=threads)
     import_library(cast(EngineKind, kind))
     if kind == "vllm":
         import yatt.engine.vllm

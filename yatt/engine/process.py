@@ -7,18 +7,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.log_lines import log_to_stderr
-from yatt.adapters.patience import is_passing, patiently
-from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.staged import load_on_node
-from yatt.adapters.worker_arguments import WorkerArguments
-from yatt.adapters.worker_link import Heartbeat, WorkerLink
+from yatt.adapters.files.patience import is_passing, with_retries
+from yatt.adapters.net.worker_link import Heartbeat, WorkerLink
+from yatt.adapters.processes.log_lines import log_to_stderr
+from yatt.adapters.processes.process import leave_notice_to_controller
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.processes.worker_arguments import WorkerArguments
+from yatt.adapters.run_folder.staged import load_on_node
 from yatt.config.schema import RunConfig
 from yatt.engine.build import import_library
-from yatt.engine.environment import prepare, prepare_rank
+from yatt.engine.environment import prepare_environment, prepare_rank
 from yatt.engine.protocol import RanksLost
-from yatt.engine.worker import EnginePlan, EngineWorker, failure
+from yatt.engine.worker import EnginePlan, EngineWorker, failed_order
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, StaleAttempt
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -34,15 +34,16 @@ def main(arguments: WorkerArguments, make_plan: Callable[[RunConfig], EnginePlan
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
-        config = patiently(partial(load_on_node, *where))
-        plan = patiently(partial(make_plan, config))
-        prepare(device=plan.options.device, threads=config.launch.threads_per_worker)
+        config = with_retries(partial(load_on_node, *where))
+        plan = with_retries(partial(make_plan, config))
+        plan = replace(plan, options=replace(plan.options, media_folder=arguments.media))
+        prepare_environment(device=plan.options.device, threads=config.launch.threads_per_worker)
         if arguments.num_ranks > 1:
             plan = _plan_of_rank(arguments, config, plan)
         import_library(plan.kind)
     except Exception as error:  # noqa: BLE001 - a process's main: reports to the controller and ends
         _LOG.exception("cannot start")
-        link.send(failure(m.Stop(), error))
+        link.send(failed_order(m.Stop(), error))
         link.close()
         return EXIT_FAILED if is_passing(error) else getattr(error, "exit_code", EXIT_FAILED)
     worker = worker_class(arguments)(link, plan)
@@ -73,14 +74,14 @@ def worker_class(arguments: WorkerArguments) -> type[EngineWorker]:
     """Returns the class that serves: ranks above 0 of an engine of several processes follow rank 0."""
     if not arguments.rank:
         return EngineWorker
-    from yatt.engine.following import FollowingWorker
+    from yatt.engine.spanning.following import FollowingWorker
 
     return FollowingWorker
 
 
 def _plan_of_rank(arguments: WorkerArguments, config: RunConfig, plan: EnginePlan) -> EnginePlan:
     """Returns the plan with which this process works as one rank of an engine."""
-    from yatt.engine.joining import EnginePlace, joined
+    from yatt.engine.spanning.joining import EnginePlace, joined_ranks
 
     prepare_rank(arguments.rank, arguments.num_ranks)
     place = EnginePlace(
@@ -90,4 +91,4 @@ def _plan_of_rank(arguments: WorkerArguments, config: RunConfig, plan: EnginePla
         device=plan.options.device,
     )  # fmt: skip
     options = replace(plan.options, num_ranks=arguments.num_ranks)
-    return replace(plan, options=options, join=partial(joined, place))
+    return replace(plan, options=options, join=partial(joined_ranks, place))

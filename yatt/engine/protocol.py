@@ -11,12 +11,13 @@ them as declared sleeping memory.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from yatt.adapters.tokenizer import eos_ids
+from yatt.adapters.inputs.tokenizer import eos_ids
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import WorkerFailed
+from yatt.models.folder import takes_pictures
 from yatt.models.model import read_config
 from yatt.models.quantized import KEY
-from yatt.records.message import Completed, Sample, unpack_ids
+from yatt.records.message import Completed, SampleRequest, unpack_ids
 
 EngineKind = Literal["vllm", "transformers", "scripted"]
 CPU_KV_CACHE_BYTES = 256 << 20
@@ -24,10 +25,14 @@ CPU_KV_CACHE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Published weights that differ in the engine (the first few), and the number of compared weights."""
+    """Published weights that differ in the engine (the first few), and the number of compared weights.
+
+    `num_readable`: those whose bits the engine has, whether or not their published checksum is known.
+    """
 
     differing: tuple[str, ...] = ()
     num_compared: int = 0
+    num_readable: int = 0
 
 
 class RanksLost(WorkerFailed):
@@ -45,7 +50,7 @@ class Engine(Protocol):
     def start(self) -> None:
         """Loads the model of the options' folder as policy version 0."""
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SampleRequest) -> None:
         """Queues one request; an id that is already running is ignored.
 
         Raises:
@@ -68,7 +73,7 @@ class Engine(Protocol):
         """Allocates the device memory again after `sleep`."""
 
     def load_weights(self, policy_version: int, folder: str) -> None:
-        """Loads the weights published in `folder` (see yatt.engine.published) and clears the caches.
+        """Loads the weights published in `folder` (see yatt.engine.weights.published) and clears the caches.
 
         Raises:
             WorkerFailed: the folder is not a publication of that policy version, or the weights were changed
@@ -117,8 +122,14 @@ class EngineOptions:
     deterministic: bool = False
     """One request at a time and no prefix cache: a completion depends on weights, prompt and seed only."""
 
-    media_root: str = ""
-    """Folder of the files that belong to prompts."""
+    takes_pictures: bool = False
+    """Whether the model's folder is one that takes pictures."""
+
+    most_pictures: int = 0
+    """Maximum number of pictures of a request; 0: the run has none."""
+
+    media_folder: str = ""
+    """Folder of prepared pictures on this node."""
 
     weights_are_replaced: bool = False
     """New weights are loaded after every wake, so sleep need not keep the old ones."""
@@ -130,7 +141,7 @@ def waits_for_weights(options: EngineOptions) -> bool:
     return options.weights_are_replaced and bool(read_config(options.model).get(KEY))
 
 
-def refuse_structure(sample: Sample) -> None:
+def refuse_structure(sample: SampleRequest) -> None:
     """Refuses a request whose answer must have a structure, for engines that cannot keep to one.
 
     Raises:
@@ -140,7 +151,7 @@ def refuse_structure(sample: Sample) -> None:
         raise ValueError("verdict.choices and verdict.json_schema need the vllm engine")
 
 
-def prompt_and_room(sample: Sample, options: EngineOptions) -> tuple[list[int], int]:
+def prompt_and_room(sample: SampleRequest, options: EngineOptions) -> tuple[list[int], int]:
     """The prompt's token ids, and the maximum number of tokens that this request may sample.
 
     Raises:
@@ -172,7 +183,8 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         enforce_eager=rollout.enforce_eager,
         expert_parallel=rollout.expert_parallel,
         deterministic=config.run.deterministic,
-        media_root=config.data.media_root,
+        takes_pictures=takes_pictures(config.model.path),
+        most_pictures=config.media.most_per_prompt if config.data.media_store else 0,
         weights_are_replaced=True,
     )
 

@@ -8,11 +8,10 @@ import hashlib
 import time
 from dataclasses import dataclass
 
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.media import request_media
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
-from yatt.engine.published import read_publication
 from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs
+from yatt.engine.weights.published import read_publication
 from yatt.records import message as m
 
 
@@ -45,7 +44,7 @@ class ScriptedEngine:
         """Reads the script."""
         self._script = read_script(self._options.model, self._options.eos_ids)
 
-    def add(self, sample: m.Sample) -> None:
+    def add(self, sample: m.SampleRequest) -> None:
         """See Engine.add."""
         assert self._script is not None, "start() comes first"
         if sample.request_id in self._running:
@@ -55,7 +54,7 @@ class ScriptedEngine:
         token_ids, logprobs, reason = scripted_completion(
             self._script,
             policy_version=self._policy_version,
-            prompt_ids=prompt_ids + [_number_of(data) for data in request_media(sample, self._options)],
+            prompt_ids=prompt_ids + (_picture_numbers(sample, self._options) if sample.media else []),
             seed=sample.seed if sample.temperature else 0,
             max_tokens=max_tokens,
             ignore_eos=sample.ignore_eos,
@@ -141,6 +140,9 @@ class ScriptedEngine:
                 return
 
 
-def _number_of(data: bytes) -> int:
-    """A number that depends on every byte: the completion depends on the file."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+def _picture_numbers(sample: m.SampleRequest, options: EngineOptions) -> list[int]:
+    """A number for each picture that depends on every patch: so the completion does too."""
+    from yatt.engine.media import prepared_pictures  # numpy: not for text
+
+    digests = (hashlib.sha256(each.patches.data).digest() for each in prepared_pictures(sample, options))
+    return [int.from_bytes(digest[:8], "little") for digest in digests]

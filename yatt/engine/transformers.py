@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.engine.compare import check_published, compare_weights, counted, published_checksums
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.engine.media import refuse_media
 from yatt.engine.protocol import (
     Comparison,
@@ -28,7 +27,8 @@ from yatt.engine.protocol import (
     refuse_structure,
     waits_for_weights,
 )
-from yatt.engine.published import read_publication
+from yatt.engine.weights.compare import check_published, compare_weights, published_checksums, with_progress
+from yatt.engine.weights.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.models.quantized import KEY
 from yatt.records import message as m
@@ -42,7 +42,7 @@ TOKENS_PER_CHARACTER = 4
 class _Request:
     """One request and its partial completion."""
 
-    sample: m.Sample
+    sample: m.SampleRequest
     prompt_ids: list[int]
     max_tokens: int
     chance: torch.Generator
@@ -90,7 +90,7 @@ class TransformersEngine:
             self._model = AutoModelForCausalLM.from_pretrained(self._options.model, **settings)
         self._model.to(self._options.device).eval().requires_grad_(False)
 
-    def add(self, sample: m.Sample) -> None:
+    def add(self, sample: m.SampleRequest) -> None:
         """See Engine.add."""
         if any(request.sample.request_id == sample.request_id for request in self._all_requests()):
             return
@@ -128,7 +128,7 @@ class TransformersEngine:
         if self._cohort is None:
             return []
         for request, logits_V in zip(self._cohort.requests, self._next_logits_BV(self._cohort), strict=True):
-            token, logprob = sampled(logits_V, request.sample, request.chance)
+            token, logprob = sampled_token(logits_V, request.sample, request.chance)
             request.token_ids.append(token)
             request.logprobs.append(logprob)
         reasons = [self._finish_reason(request) for request in self._cohort.requests]
@@ -165,7 +165,7 @@ class TransformersEngine:
         _refuse_other_weights(weights, published.shapes(), folder)
         self._has_weights = False  # until the update is complete
         with torch.no_grad():
-            for name, tensor in counted(published):
+            for name, tensor in with_progress(published):
                 weights[name].copy_(tensor)
         check_published(published, publication.sums)
         self._policy_version, self._has_weights = policy_version, True
@@ -258,7 +258,7 @@ class TransformersEngine:
         )
 
 
-def sampled(logits_V: Tensor, sample: m.Sample, chance: torch.Generator) -> tuple[int, float]:
+def sampled_token(logits_V: Tensor, sample: m.SampleRequest, chance: torch.Generator) -> tuple[int, float]:
     """Samples one token; returns it and its log-prob in the sampled distribution (float32, on CPU).
 
     Applies temperature, then top-k, then top-p to the remaining tokens, as vLLM does.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt.engine.media import refuse_media
+from yatt.engine.media import prepared_pictures
 from yatt.engine.protocol import (
     CPU_KV_CACHE_BYTES,
     Comparison,
@@ -23,7 +23,7 @@ from yatt.engine.protocol import (
     prompt_and_room,
     waits_for_weights,
 )
-from yatt.engine.published import read_publication
+from yatt.engine.weights.published import read_publication
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.models.quantized import KEY
 from yatt.records import message as m
@@ -48,6 +48,7 @@ class VllmEngine:
         self._has_weights = False
         self._has_kv_cache = False
         self._exchange = contextlib.ExitStack()
+        self._num_frames = 0
 
     @property
     def is_busy(self) -> bool:
@@ -62,8 +63,12 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from yatt.engine.vllm_pictures import check_pictures, frames_of, picture_arguments
+
         arguments = engine_arguments(self._options) | attention_arguments(self._options)
-        unknown = arguments.keys() - {item.name for item in dataclasses.fields(EngineArgs)}
+        known = {item.name for item in dataclasses.fields(EngineArgs)}
+        arguments |= picture_arguments(self._options, known)
+        unknown = arguments.keys() - known
         if unknown:
             raise ConfigError(
                 f"this vLLM does not know {', '.join(sorted(unknown))}; install a version yatt was made "
@@ -74,22 +79,36 @@ class VllmEngine:
         # The context decides how many tokens of prompts a step computes: 16,384 on an H100 for vLLM's own LLM
         # class, 2,048 for the default context of this call, which has no entry in vLLM's table.
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
+        check_pictures(self._llm, self._options)
+        self._num_frames = frames_of(self._options.model) if self._options.most_pictures else 0
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights, self._has_kv_cache = not waits_for_weights(self._options), True
 
-    def add(self, sample: m.Sample) -> None:
+    def add(self, sample: m.SampleRequest) -> None:
         """See Engine.add."""
         if sample.request_id in self._running:
             return
         self._refuse_without_weights()
-        refuse_media(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
+        prompt = self._prompt(sample, prompt_ids)
         parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
         try:
-            self._llm.add_request(sample.request_id, {"prompt_token_ids": prompt_ids}, parameters)
+            self._llm.add_request(sample.request_id, prompt, parameters)
         except _refusals() as error:  # a ValueError in some versions only
             raise ValueError(str(error)) from error
         self._running[sample.request_id] = _Running()
+
+    def _prompt(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
+        if not sample.media:
+            return {"prompt_token_ids": prompt_ids}
+        if len(sample.media) > self._options.most_pictures:
+            raise ValueError(
+                f"the prompt has {len(sample.media)} pictures; this engine takes "
+                f"{self._options.most_pictures}"
+            )
+        from yatt.engine.vllm_pictures import picture_input
+
+        return picture_input(sample, prepared_pictures(sample, self._options), prompt_ids, self._num_frames)
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
         """See Engine.abort."""
@@ -132,7 +151,7 @@ class VllmEngine:
 
     def load_weights(self, policy_version: int, folder: str) -> None:
         """See Engine.load_weights."""
-        from yatt.engine.compare import published_checksums
+        from yatt.engine.weights.compare import published_checksums
 
         assert not self._running, "requests are aborted before an update"
         publication = read_publication(folder, policy_version)
@@ -170,13 +189,14 @@ class VllmEngine:
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights. Under tensor parallelism, compares only weights that are not sliced."""
-        from yatt.engine.compare import published_checksums
+        from yatt.engine.weights.compare import published_checksums
 
         checksums = published_checksums(read_publication(folder, policy_version))
         ranks: list[Comparison] = self._llm.collective_rpc("yatt_compare_weights", args=(checksums,))
         return Comparison(
             differing=tuple(dict.fromkeys(name for rank in ranks for name in rank.differing)),
             num_compared=min(rank.num_compared for rank in ranks),
+            num_readable=min(rank.num_readable for rank in ranks),
         )
 
     def close(self) -> None:
@@ -270,7 +290,7 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         # Otherwise the model's generation_config.json overrides the run file's sampling settings.
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": "yatt_shm"},
-        "worker_extension_cls": "yatt.engine.transfer.WorkerExtension",
+        "worker_extension_cls": "yatt.engine.weights.transfer.WorkerExtension",
         "disable_log_stats": True,
         "seed": 0,
     }
@@ -304,7 +324,7 @@ def attention_arguments(options: EngineOptions) -> dict[str, Any]:
     return {}
 
 
-def _sampling_parameters(sample: m.Sample, options: EngineOptions, *, max_tokens: int) -> Any:
+def _sampling_parameters(sample: m.SampleRequest, options: EngineOptions, *, max_tokens: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 

@@ -2,7 +2,7 @@
 
 The loop executes an order if there is one, otherwise a step of the engine. The engine is built on the first
 Wake, so that a worker without a grant uses no GPU memory. Orders pass the fence of
-`yatt.adapters.worker_link`. Before weights change or the engine sleeps, running requests are returned as
+`yatt.adapters.net.worker_link`. Before weights change or the engine sleeps, running requests are returned as
 aborted with their partial tokens.
 
 A failed order is answered with Failed and the loop continues; the controller decides whether to keep the
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from yatt import clock
-from yatt.adapters.collector import ending
-from yatt.adapters.patience import is_passing
-from yatt.adapters.worker_link import Received, WorkerLink
+from yatt.adapters.files.patience import is_passing
+from yatt.adapters.machine.collector import without_final_collections
+from yatt.adapters.net.worker_link import Received, WorkerLink
 from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
-from yatt.engine.published import tensors_taken
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed, line_of
+from yatt.engine.weights.published import tensors_taken
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed, error_line
 from yatt.records import message as m
 from yatt.records.load import StepSums
 
@@ -90,7 +90,7 @@ class EngineWorker:
     def _end_engine(self) -> None:
         """Ends the engine's own processes and groups, before this process ends."""
         if self._engine is not None:
-            with ending():
+            with without_final_collections():
                 self._engine.close()
 
     def _carry_out(self, order: Received) -> None:
@@ -103,7 +103,7 @@ class EngineWorker:
 
         def failed(body: m.Message, error: Exception) -> m.Message:
             lost.extend([error] if isinstance(error, RanksLost) else [])
-            return failure(body, error)
+            return failed_order(body, error)
 
         answer = self._link.carry_out(order, self._answer, failed)
         if isinstance(answer, m.Completed):
@@ -122,7 +122,7 @@ class EngineWorker:
                 return self._wake()
             case m.Sleep():
                 return self._sleep()
-            case m.Sample():
+            case m.SampleRequest():
                 self._woken().add(body)
                 self._requests.add(body.request_id)
                 return None
@@ -173,7 +173,7 @@ class EngineWorker:
         engine.load_weights(order.policy_version, order.folder)
         comparison = engine.compare_weights(order.policy_version, order.folder)
         scores = engine.score([m.unpack_ids(row) for row in order.probe])
-        return loaded(order, comparison, scores)
+        return loaded_answer(order, comparison, scores)
 
     def _turn(self) -> None:
         """Runs one step of the engine. After an error its requests are returned, for another engine.
@@ -203,25 +203,26 @@ class EngineWorker:
             self._link.send(each)
 
 
-def failure(order: m.Message, error: Exception) -> m.Message:
-    """The answer to a failed order. An invalid Sample ends its request; other errors send it elsewhere."""
-    if isinstance(order, m.Sample):
+def failed_order(order: m.Message, error: Exception) -> m.Message:
+    """The answer to a failed order. An invalid request ends; other errors send it elsewhere."""
+    if isinstance(order, m.SampleRequest):
         return _errored(order.request_id, str(error), "error" if isinstance(error, ValueError) else m.LOST)
     is_users = isinstance(error, ConfigError) and not is_passing(error)
     return m.Failed(
-        error=line_of(error) if not isinstance(error, ConfigError) else str(error),
+        error=error_line(error) if not isinstance(error, ConfigError) else str(error),
         trace=traceback.format_exc(),
         exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
     )
 
 
-def loaded(order: m.LoadWeights, comparison: Comparison, scores: list[list[float]]) -> m.WeightsLoaded:
+def loaded_answer(order: m.LoadWeights, comparison: Comparison, scores: list[list[float]]) -> m.WeightsLoaded:
     """The answer to an order that was carried out."""
     return m.WeightsLoaded(
         policy_version=order.policy_version,
         probe_logprobs=tuple(m.pack_floats(row) for row in scores),
         differing=comparison.differing,
         num_compared=comparison.num_compared,
+        num_readable=comparison.num_readable,
     )
 
 

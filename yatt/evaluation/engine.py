@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 
-from yatt.adapters.worker_arguments import parse_arguments
+from yatt.adapters.processes.worker_arguments import parse_arguments
 from yatt.config.schema import RunConfig
 from yatt.engine.process import main
 from yatt.engine.worker import EnginePlan

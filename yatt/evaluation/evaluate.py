@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from yatt.control.rollouts.episodes import Sampling, validation_sampling
-from yatt.evaluation.host import Served, handlers_restored, hosted, node_of
+from yatt.evaluation.host import Served, handlers_restored, node_of, run_hosted
 from yatt.evaluation.request import EvalSettings
 from yatt.evaluation.samples import EvaluatedSamples, Evaluator
 
@@ -22,7 +22,9 @@ class Reporter(Protocol):
         """Takes a sentence for the user."""
 
 
-def evaluated(settings: EvalSettings, folder: Path, device: str, reporter: Reporter) -> EvaluatedSamples:
+def evaluated_samples(
+    settings: EvalSettings, folder: Path, device: str, reporter: Reporter
+) -> EvaluatedSamples:
     """Samples and scores all prompts.
 
     Args:
@@ -41,7 +43,7 @@ def evaluated(settings: EvalSettings, folder: Path, device: str, reporter: Repor
 
     try:
         with handlers_restored():  # the event loop leaves the default ones
-            return asyncio.run(hosted(node, work, sampling_of(settings), partial(reporter.say)))
+            return asyncio.run(run_hosted(node, work, sampling_of(settings), partial(reporter.say)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

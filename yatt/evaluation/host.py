@@ -19,33 +19,34 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from yatt.adapters import local_folder
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import Socket, listening_socket, roomy_context
-from yatt.adapters.dataset import RowFiles
-from yatt.adapters.descriptors import raise_soft_limit
-from yatt.adapters.nvml import cpus_by_device, visible_devices
-from yatt.adapters.patience import patiently
-from yatt.adapters.process import log_tail
-from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.data_rows import called_columns
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.machine.descriptors import raise_soft_limit
+from yatt.adapters.machine.nvml import cpus_by_device, visible_devices
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import Socket, listening_socket, roomy_context
+from yatt.adapters.node_local import local_folder
+from yatt.adapters.processes.process import log_tail
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
 from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
-from yatt.control.gpus import scratch
-from yatt.control.gpus.nurseries import NURSERY
-from yatt.control.gpus.worker_plan import REWARD
+from yatt.control.gpus.processes import scratch
+from yatt.control.gpus.processes.nurseries import NURSERY
+from yatt.control.gpus.processes.worker_plan import REWARD
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.control.rollouts.asking import answered
 from yatt.control.rollouts.episodes import Episodes, Sampling
-from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.scoring import Scorer
-from yatt.core.placement import ROLLOUT, place
+from yatt.control.rollouts.scoring.asking import answered_by
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.errors import EXIT_USER_MISTAKE, ConfigError, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import cluster as c, message as m
 
@@ -59,7 +60,7 @@ LOG_ENDS = "ends:"
 LOOK_S = 0.05
 
 
-def endings() -> list[signal.Signals]:
+def ending_signals() -> list[signal.Signals]:
     """Returns the signals that end an evaluation: not SIGHUP under nohup."""
     return [s for s in ENDINGS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
@@ -84,7 +85,7 @@ def ended_by_signals() -> Iterator[None]:
         raise SystemExit(f"yatt: ended by {signal.Signals(number).name}")
 
     with handlers_restored():
-        for number in endings():
+        for number in ending_signals():
             if number != signal.SIGINT:
                 signal.signal(number, end)
         yield
@@ -98,7 +99,7 @@ def private_folder(config: RunConfig) -> Iterator[Path]:
         ConfigError: it cannot be made.
     """
     root = Path(config.launch.scratch_dir)
-    scratch.sweep((root,))
+    scratch.remove_folders_of_the_dead((root,))
     folder = root / local_folder.new_name()
     local_folder.create(folder, {"run": "yatt eval", "host": os.uname().nodename})
     try:
@@ -132,7 +133,8 @@ def node_of(config: RunConfig, folder: Path, device: str) -> Node:
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), config.launch.gpus_per_node)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
     return Node(
-        config=config, paths=paths, placement=place(config), attempt=ATTEMPT, index=0, host="127.0.0.1",
+        config=config, paths=paths, placement=placement_of(config),
+        attempt=ATTEMPT, index=0, host="127.0.0.1",
         device=device, devices=devices, cpus=cpus, local_name=folder.name,
     )  # fmt: skip
 
@@ -147,7 +149,7 @@ class EvaluationController(Controller):
     async def from_worker(self, sender: str, body: m.Message) -> m.Message | None:
         """Handles a message of one of this node's workers."""
         if isinstance(body, m.Ask):
-            return await answered(self._judge, self._own_node.config, body)
+            return await answered_by(self._judge, self._own_node.config, body)
         return await super().from_worker(sender, body)
 
 
@@ -251,9 +253,12 @@ class Host:
     async def _opened(self, sampling: Sampling) -> tuple[Served, Judge]:
         """Reads data and tokenizers, in a thread: they may be large."""
         config, parts = self._node.config, self._parts
-        opened = partial(patiently, limit_s=config.launch.phase_timeout_s)
+        opened = partial(with_retries, limit_s=config.launch.phase_timeout_s)
         folder = rows_folder(self._node.scratch, is_held_out=True)
-        rows = await call_in_thread(partial(RowFiles, config.data.val_files, config.data, folder))
+        columns = called_columns(config)
+        rows = await call_in_thread(
+            partial(RowFiles, config.data.val_files, config.data, folder, columns=columns)
+        )
         tokenizer = partial(Tokenizer, config.model.path, config.data.template_time)
         call = parts.rewards.call
         judge = await call_in_thread(
@@ -317,7 +322,7 @@ class Host:
             self._say(f"a GPU's memory is not free: {event['cause']}")
 
 
-async def hosted(
+async def run_hosted(
     node: Node, work: Callable[[Served], Awaitable[T]], sampling: Sampling, say: Callable[[str], None]
 ) -> T:
     """Runs `work` with the processes of an evaluation; see `Host.run`. A signal ends it.
@@ -337,7 +342,7 @@ async def hosted(
             loop.remove_signal_handler(number)  # a second one ends this process at once
         host.end(f"ended by {number.name}")
 
-    for number in endings():
+    for number in ending_signals():
         loop.add_signal_handler(number, end, number)
     try:
         result = await host.run(work, sampling)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from yatt.config.check import relations
+from yatt.config.check import broken_relations
 from yatt.config.load import load_over
 from yatt.config.schema import (
     AlgorithmSection,
@@ -21,7 +21,7 @@ from yatt.config.schema import (
     TrainerSection,
 )
 from yatt.errors import ConfigError
-from yatt.launch.completed import completed
+from yatt.launch.resolve.completed import completed_config
 
 BUILTIN = "builtin:"
 NOWHERE = "-"
@@ -135,7 +135,7 @@ TRAINER = TrainerSection(
 """Sections that a config must have, and that nothing here uses."""
 
 
-def settings_of(
+def evaluation_settings(
     base: RunConfig, options: EvalOptions, words: Sequence[str], model: Path, gpus: int
 ) -> EvalSettings:
     """Returns the complete evaluation.
@@ -158,14 +158,14 @@ def settings_of(
     if not any(word.startswith("launch.gpus_per_node=") for word in words):
         config = replace(config, launch=replace(config.launch, gpus_per_node=_whole_slabs(config, gpus)))
     _check(config, options)
-    if faults := relations(config):
+    if faults := broken_relations(config):
         raise ConfigError("\n".join(f"{key}: {says}" for key, says in faults))
     temperature = _temperature(config, options)
     if temperature == 0 and config.rollout.n > 1 and options.n is not None:
         raise ConfigError("--n: at temperature 0 all samples of a prompt are the same; write --n 1.")
     names = (*(r.name for r in config.rewards), *(g.name for g in config.genrms))
     return EvalSettings(
-        config=completed(config), temperature=temperature, limit=options.limit,
+        config=completed_config(config), temperature=temperature, limit=options.limit,
         ks=_ks(options.ks, config.rollout.n), pass_at=options.pass_at, names=names,
     )  # fmt: skip
 

@@ -1,14 +1,15 @@
 """The result of an evaluation: estimates per data source and over all, as one object and as a table."""
 
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from yatt.checkpoint.hf_folder import whole_folder
-from yatt.evaluation.estimates import Estimate, mean_of, pass_rate
+from yatt.checkpoint.convert.hf_folder import whole_folder
 from yatt.evaluation.request import EvalSettings
 from yatt.evaluation.samples import EvaluatedSample, EvaluatedSamples
 from yatt.printable import printable
@@ -18,6 +19,62 @@ SAMPLES_NAME, RESULT_NAME = "samples.jsonl", "result.json"
 WIDTH = 80
 LEAST_NAME = 6
 """Characters of a name that are always shown."""
+
+Scores = Sequence[Sequence[float]]
+"""Scores of the samples of each prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean and its standard error; None: not enough data."""
+
+    mean: float | None
+    std_err: float | None
+    prompts: int
+    """Number of prompts that it is made from."""
+
+
+def pass_at_k(n: int, passed: int, k: int) -> float:
+    """Unbiased estimate of the probability that at least one of k samples passes.
+
+    Args:
+        n: number of samples, k or more.
+        passed: those of them that pass.
+
+    Source: Chen et al. 2021 (arXiv:2107.03374), equation 1: 1 - C(n - c, k) / C(n, k).
+    """
+    assert 1 <= k <= n and 0 <= passed <= n, "the caller has at least k samples"
+    return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
+
+
+def mean_of(scores: Scores) -> Estimate:
+    """Mean of all samples. The error counts the samples of one prompt as dependent.
+
+    Source: clustered standard errors as in arXiv:2411.00640, section 2.2, times sqrt(P / (P - 1)) for P
+    prompts, so that with one sample per prompt it is the usual error of a mean.
+    """
+    used = [each for each in scores if each]
+    count, prompts = sum(map(len, used)), len(used)
+    if not count:
+        return Estimate(mean=None, std_err=None, prompts=0)
+    mean = math.fsum(value for each in used for value in each) / count
+    if prompts < 2:
+        return Estimate(mean=mean, std_err=None, prompts=prompts)
+    squares = math.fsum(math.fsum(value - mean for value in each) ** 2 for each in used)
+    std_err = math.sqrt(squares * prompts / (prompts - 1)) / count
+    return Estimate(mean=mean, std_err=std_err, prompts=prompts)
+
+
+def pass_rate(scores: Scores, k: int, least: float) -> Estimate:
+    """Mean of pass@k over the prompts with k or more scores.
+
+    Args:
+        least: a sample passes if its score is not below this.
+    """
+    rates = [
+        [pass_at_k(len(each), sum(score >= least for score in each), k)] for each in scores if len(each) >= k
+    ]
+    return mean_of(rates)
 
 
 class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +177,7 @@ def _reward(settings: EvalSettings, samples: Sequence[EvaluatedSample], name: st
     )  # fmt: skip
 
 
-def encoded(result: EvalResult) -> bytes:
+def encoded_result(result: EvalResult) -> bytes:
     """Returns the result as one line of JSON."""
     return msgspec.json.encode(result)
 
@@ -135,7 +192,7 @@ def write_files(out: Path, result: EvalResult, samples: Sequence[EvaluatedSample
     with whole_folder(out) as folder:
         lines = (msgspec.json.encode(sample) + b"\n" for sample in samples)
         _write(folder / SAMPLES_NAME, lines)
-        _write(folder / RESULT_NAME, [msgspec.json.format(encoded(result), indent=1) + b"\n"])
+        _write(folder / RESULT_NAME, [msgspec.json.format(encoded_result(result), indent=1) + b"\n"])
 
 
 def _write(path: Path, parts: "Sequence[bytes] | Any") -> None:
@@ -149,7 +206,7 @@ def _write(path: Path, parts: "Sequence[bytes] | Any") -> None:
 # ---- the table ----------------------------------------------------------------------------------
 
 
-def table(result: EvalResult, width: int = WIDTH) -> list[str]:
+def result_table(result: EvalResult, width: int = WIDTH) -> list[str]:
     """Returns the lines of the table: one row per data source and reward, then lengths per data source."""
     sources = [*((printable(name), one) for name, one in result.sources.items()), (OVERALL, result.overall)]
     if len(result.sources) == 1:

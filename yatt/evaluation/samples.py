@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from yatt.adapters.crowd import Crowd
-from yatt.adapters.dataset import truth_text
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.inputs.dataset import truth_text
+from yatt.adapters.net.crowd import Crowd
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.gpus.engines import ABORTED, engine_room
-from yatt.control.rollouts.data_shard import encode_prompt
-from yatt.control.rollouts.groups import TRUNCATED, SampleState, new_group
-from yatt.control.rollouts.scoring import NOT_APPLICABLE
-from yatt.control.rollouts.subject import Subject
-from yatt.core.placement import ROLLOUT, genrm_role
+from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
+from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState, new_group
+from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.gpus.placement import ROLLOUT, genrm_role
 from yatt.errors import ConfigError
 from yatt.evaluation.host import Served
 
@@ -172,12 +172,11 @@ class Evaluator:
         served = self._served
         row = await call_in_thread(partial(served.rows.row, number))
         encode = partial(encode_prompt, row, served.episodes.tokenizer, served.config)
-        text, ids = await call_in_thread(encode)
-        if len(ids) > served.config.data.max_prompt_tokens:
+        prompt = await call_in_thread(encode)
+        if len(prompt.ids) > served.config.data.max_prompt_tokens:
             self._too_long += 1
             return None
-        group = new_group(number, number, text, ids, served.config.rollout.n)
-        group.media = row.media
+        group = new_group(number, number, prompt.text, prompt.ids, served.config.rollout.n, prompt.media)
         ref = served.rows.ref(number)
         found = self._groups[number] = _Group([
             Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)

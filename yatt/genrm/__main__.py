@@ -2,7 +2,7 @@
 
 import sys
 
-from yatt.adapters.worker_arguments import parse_arguments
+from yatt.adapters.processes.worker_arguments import parse_arguments
 from yatt.config.schema import RunConfig
 from yatt.engine.build import build_engine
 from yatt.engine.environment import choose_device, choose_engine

@@ -1,1 +1,1 @@
-"""Starting a run: local processes, later Slurm."""
+"""Starting, continuing and stopping runs, on this machine and by Slurm."""

@@ -67,7 +67,7 @@ def read_dense(
     """
     filled = {**DEFAULTS, **defaults, **{key: value for key, value in values.items() if value is not None}}
     _refuse_unsupported(filled, allowed)
-    sizes = {key: size_of(filled, key) for key in SIZES if key in filled}
+    sizes = {key: config_size(filled, key) for key in SIZES if key in filled}
     num_heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     num_kv_heads = sizes.get("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -112,7 +112,7 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
         )
 
 
-def size_of(values: Values, key: str) -> int:
+def config_size(values: Values, key: str) -> int:
     """Returns a whole number of config.json.
 
     Raises:
@@ -151,13 +151,13 @@ def positive_of(values: Values, key: str) -> float:
     return found
 
 
-def count_of(values: Values, key: str) -> int:
+def config_count(values: Values, key: str) -> int:
     """Returns a whole number of config.json that may be 0.
 
     Raises:
         ConfigError: it is none, or below 0.
     """
-    return 0 if type(values[key]) is int and values[key] == 0 else size_of(values, key)
+    return 0 if type(values[key]) is int and values[key] == 0 else config_size(values, key)
 
 
 def number_of(values: Values, key: str) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import Values, count_of, flag_of, positive_of, size_of
+from yatt.models.dense import Values, config_count, config_size, flag_of, positive_of
 from yatt.models.shape import Experts, Shape, SigmoidRouter
 
 SIGMOID_ALLOWED = {
@@ -25,10 +25,10 @@ def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: b
         ConfigError: a key has a value that is not implemented, or is no size.
     """
     filled = {**defaults, **{key: value for key, value in values.items() if value is not None}}
-    shared = size_of(filled, "shared_expert_intermediate_size") if is_shared else 0
+    shared = config_size(filled, "shared_expert_intermediate_size") if is_shared else 0
     experts = Experts(
-        num_experts=_num_experts(filled), top_k=size_of(filled, "num_experts_per_tok"),
-        size=size_of(filled, "moe_intermediate_size"), normalizes=flag_of(filled, "norm_topk_prob"),
+        num_experts=_num_experts(filled), top_k=config_size(filled, "num_experts_per_tok"),
+        size=config_size(filled, "moe_intermediate_size"), normalizes=flag_of(filled, "norm_topk_prob"),
         shared_size=shared, has_shared_gate=is_shared,
     )  # fmt: skip
     if experts.top_k > experts.num_experts:
@@ -36,7 +36,7 @@ def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: b
             f"model.path: config.json says num_experts_per_tok={experts.top_k}, more than the "
             f"{experts.num_experts} experts."
         )
-    plain, every = _plain_layers(filled, dense.num_layers), size_of(filled, "decoder_sparse_step")
+    plain, every = _plain_layers(filled, dense.num_layers), config_size(filled, "decoder_sparse_step")
     layers = [
         layer if index in plain or (index + 1) % every else replace(layer, feed_forward=experts)
         for index, layer in enumerate(dense.layers)
@@ -63,22 +63,23 @@ def with_sigmoid_experts(values: Values, dense: Shape, defaults: Values) -> Shap
                 f"model.path: config.json says {key}={filled[key]!r}, which the trainer cannot do; it needs "
                 f"{wanted!r}."
             )
-    size = size_of(filled, "moe_intermediate_size")
+    size = config_size(filled, "moe_intermediate_size")
     router = SigmoidRouter(
-        scale=positive_of(filled, "routed_scaling_factor"), num_groups=size_of(filled, "n_group"),
-        top_groups=size_of(filled, "topk_group"),
+        scale=positive_of(filled, "routed_scaling_factor"), num_groups=config_size(filled, "n_group"),
+        top_groups=config_size(filled, "topk_group"),
     )  # fmt: skip
     experts = Experts(
-        num_experts=size_of(filled, "n_routed_experts"), top_k=size_of(filled, "num_experts_per_tok"),
-        size=size, normalizes=True, shared_size=count_of(filled, "n_shared_experts") * size, sigmoid=router,
+        num_experts=config_size(filled, "n_routed_experts"), top_k=config_size(filled, "num_experts_per_tok"),
+        size=size, normalizes=True, shared_size=config_count(filled, "n_shared_experts") * size,
+        sigmoid=router,
     )  # fmt: skip
     _check_choice(experts, router)
-    first = count_of(filled, "first_k_dense_replace")
+    first = config_count(filled, "first_k_dense_replace")
     layers = [
         layer if index < first else replace(layer, feed_forward=experts)
         for index, layer in enumerate(dense.layers)
     ]
-    extra = count_of(filled, "num_nextn_predict_layers")
+    extra = config_count(filled, "num_nextn_predict_layers")
     return replace(dense, layers=tuple(layers), num_extra_layers=extra)
 
 
@@ -102,7 +103,7 @@ def _check_choice(experts: Experts, router: SigmoidRouter) -> None:
 def _num_experts(filled: Values) -> int:
     """transformers 5 writes Qwen3-MoE's number under another key than released models have."""
     key = "num_local_experts" if "num_local_experts" in filled else "num_experts"
-    return size_of(filled, key)
+    return config_size(filled, key)
 
 
 def _plain_layers(filled: Values, num_layers: int) -> frozenset[int]:

@@ -8,13 +8,14 @@ from yatt.errors import ConfigError
 from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts
 from yatt.models.latent import read_latent
-from yatt.models.rows import LayerNames, WeightRow, decoder, layer_rows
+from yatt.models.pictures.tower import QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
+from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
 from yatt.models.shape import Shape
 
 
 def dense_rows(shape: Shape) -> list[WeightRow]:
     """The weight table with Llama's names."""
-    return decoder(shape, layer_rows(shape))
+    return decoder_table(shape, layer_rows(shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class Family:
         architecture: the class in transformers and vLLM, as in config.json.
         read: from the content of config.json to the shape; raises ConfigError with the key that it refuses.
         rows: the weight table of a shape.
+        takes_pictures: it has a tower for pictures before the decoder.
     """
 
     model_type: str
     architecture: str
     read: Callable[[Mapping[str, Any]], Shape]
     rows: Callable[[Shape], list[WeightRow]] = dense_rows
+    takes_pictures: bool = False
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -137,7 +140,18 @@ def _glm4_moe(values: Mapping[str, Any]) -> Shape:
 
 def _deepseek_rows(shape: Shape) -> list[WeightRow]:
     """Llama's names, and DeepSeek's of shared experts."""
-    return decoder(shape, layer_rows(shape, LayerNames(shared="mlp.shared_experts")))
+    return decoder_table(shape, layer_rows(shape, LayerNames(shared="mlp.shared_experts")))
+
+
+def _seeing(
+    model_type: str, architecture: str, kind: TowerKind, read: Callable[[Mapping[str, Any]], Shape]
+) -> Family:
+    """A family whose decoder is another's."""
+    return Family(
+        model_type=model_type, architecture=architecture,
+        read=lambda values: read_seeing(values, kind, read),
+        rows=lambda shape: seeing_rows(shape, kind, dense_rows(shape)), takes_pictures=True,
+    )  # fmt: skip
 
 
 FAMILIES = {
@@ -156,5 +170,7 @@ FAMILIES = {
             read=_deepseek_v3,
             rows=_deepseek_rows,
         ),
+        _seeing("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN2_5, _qwen2),
+        _seeing("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3, _qwen3),
     )
 }

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from yatt.models.model import Model
+from yatt.plain_files import read_json_object
 
 CONFIG = "config.json"
 SIDE_FILES = (
@@ -13,6 +15,7 @@ SIDE_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
@@ -25,6 +28,23 @@ SIDE_FILES = (
 
 INDEX = "model.safetensors.index.json"
 """Maps tensors to files."""
+
+
+def decoder_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a config.json that describes the decoder: of a model that takes pictures
+    `text_config`, in files that have it."""
+    inner = values.get("text_config")
+    return inner if isinstance(inner, dict) else values
+
+
+def takes_pictures(folder: str) -> bool:
+    """Whether the model in a Hugging Face folder takes pictures; False if its config.json cannot be read.
+
+    Raises:
+        ConfigError: config.json is no JSON object.
+        OSError: a transient error.
+    """
+    return isinstance((read_json_object(Path(folder) / CONFIG) or {}).get("vision_config"), dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

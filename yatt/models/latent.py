@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, DEFAULT_THETA, Values, number_of, positive_of, read_dense, size_of
+from yatt.models.dense import ALLOWED, DEFAULT_THETA, Values, config_size, number_of, positive_of, read_dense
 from yatt.models.shape import LatentAttention, Shape, Yarn
 
 SUPPORTED = {**ALLOWED, "rope_interleave": (None, True)}
@@ -31,9 +31,9 @@ def read_latent(values: Values, defaults: Values) -> Shape:
     filled = {**defaults, **{key: value for key, value in values.items() if value is not None}}
     has_q_rank = values.get("q_lora_rank", defaults["q_lora_rank"]) is not None  # null: without
     attention = LatentAttention(
-        num_heads=dense.attention.num_heads, q_rank=size_of(filled, "q_lora_rank") if has_q_rank else 0,
-        kv_rank=size_of(filled, "kv_lora_rank"), nope_dim=size_of(filled, "qk_nope_head_dim"),
-        rope_dim=size_of(filled, "qk_rope_head_dim"), value_dim=size_of(filled, "v_head_dim"),
+        num_heads=dense.attention.num_heads, q_rank=config_size(filled, "q_lora_rank") if has_q_rank else 0,
+        kv_rank=config_size(filled, "kv_lora_rank"), nope_dim=config_size(filled, "qk_nope_head_dim"),
+        rope_dim=config_size(filled, "qk_rope_head_dim"), value_dim=config_size(filled, "v_head_dim"),
     )  # fmt: skip
     if attention.rope_dim % 2:
         raise ConfigError(
@@ -61,7 +61,7 @@ def _positions(values: Values) -> tuple[float, Yarn | None]:
     if any(key not in found for key in wanted) or not (found["mscale"] and found["mscale_all_dim"]):
         raise _unsupported(rope)  # with other rules for what is missing in transformers and megatron-core
     yarn = Yarn(
-        factor=positive_of(found, "factor"), original_positions=size_of(found, wanted[1]),
+        factor=positive_of(found, "factor"), original_positions=config_size(found, wanted[1]),
         beta_fast=positive_of(found, "beta_fast"), beta_slow=positive_of(found, "beta_slow"),
         mscale=number_of(found, "mscale"), mscale_all_dim=number_of(found, "mscale_all_dim"),
     )  # fmt: skip

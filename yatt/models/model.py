@@ -68,7 +68,7 @@ def model_of(config: Any, own: Family | None = None) -> Model:
     if not isinstance(shape, Shape):
         raise ConfigError(f"model.family: {family.model_type}: read gives {type(shape).__name__}, not Shape.")
     rows = tuple(family.rows(shape))
-    check_rows(family, rows)
+    check_parameter_rows(family, rows)
     return Model(shape=shape, rows=rows)
 
 
@@ -87,7 +87,7 @@ def family_of(model_type: object, own: Family | None = None) -> Family:
     return known[model_type]
 
 
-def check_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
+def check_parameter_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
     """Refuses a table that cannot be right.
 
     Raises:

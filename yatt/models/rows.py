@@ -18,6 +18,9 @@ EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 ROUTER_BIAS = "mlp.router.expert_bias"
 """In a layer: the only weight that is not trained; megatron-core keeps it in a buffer."""
 
+VISION = "vision."
+"""Begins the names of a tower's parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -36,6 +39,8 @@ class WeightRow:
         width: columns; 0 for a vector.
         groups: blocks in which the parts are interleaved.
         is_padded: the number of rows is padded to a multiple of the tensor-parallel size.
+        tail: sizes of the tensor in files after the first, where they are more than one (a convolution);
+            their product is `width`.
     """
 
     name: str
@@ -43,6 +48,7 @@ class WeightRow:
     width: int = 0
     groups: int = 1
     is_padded: bool = False
+    tail: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -60,6 +66,11 @@ class WeightRow:
         return ".mlp.experts." in self.name
 
     @property
+    def is_tower(self) -> bool:
+        """Whether it belongs to the tower before the decoder, and so is whole on each rank that has it."""
+        return self.name.startswith(VISION)
+
+    @property
     def is_fixed(self) -> bool:
         """Whether it is not trained, and in float32 whatever the model's dtype is: a router's bias."""
         return self.name.endswith(ROUTER_BIAS)
@@ -70,30 +81,30 @@ class WeightRow:
         return tuple(dict.fromkeys(part.name for part in self.parts))
 
 
-def vector(name: str, hf_name: str, size: int) -> WeightRow:
+def vector_row(name: str, hf_name: str, size: int) -> WeightRow:
     """A norm's weight: the same tensor on both sides."""
     return WeightRow(name=name, parts=(Part(hf_name, size),))
 
 
-def matrix(name: str, parts: Iterable[Part], width: int, groups: int = 1) -> WeightRow:
+def matrix_row(name: str, parts: Iterable[Part], width: int, groups: int = 1) -> WeightRow:
     """A matrix of some parts."""
     return WeightRow(name=name, parts=tuple(parts), width=width, groups=groups)
 
 
-def vocabulary(name: str, hf_name: str, shape: Shape) -> WeightRow:
+def vocabulary_row(name: str, hf_name: str, shape: Shape) -> WeightRow:
     """An embedding or output matrix."""
     part = Part(hf_name, shape.vocab_size)
     return WeightRow(name=name, parts=(part,), width=shape.hidden_size, is_padded=True)
 
 
-def decoder(shape: Shape, layers: Iterable[WeightRow]) -> list[WeightRow]:
+def decoder_table(shape: Shape, layers: Iterable[WeightRow]) -> list[WeightRow]:
     """The whole table, in the order in which weights are exported.
 
     With tied embeddings there is no output matrix, because it is the embedding.
     """
-    table = [vocabulary(EMBEDDING, "model.embed_tokens.weight", shape), *layers]
-    table.append(vector("decoder.final_layernorm.weight", "model.norm.weight", shape.hidden_size))
-    return table if shape.is_tied else [*table, vocabulary(OUTPUT, "lm_head.weight", shape)]
+    table = [vocabulary_row(EMBEDDING, "model.embed_tokens.weight", shape), *layers]
+    table.append(vector_row("decoder.final_layernorm.weight", "model.norm.weight", shape.hidden_size))
+    return table if shape.is_tied else [*table, vocabulary_row(OUTPUT, "lm_head.weight", shape)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +155,20 @@ def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, ind
     head, kv = attention.head_dim, attention.num_kv_heads
     sizes = [attention.num_heads * head, kv * head, kv * head]
     table = [
-        vector(mcore + "linear_qkv.layer_norm_weight", f"{hf}{names.input_norm}.weight", shape.hidden_size),
-        matrix(mcore + "linear_qkv.weight", _parts(hf, names.qkv, sizes, "weight"), shape.hidden_size, kv),
+        vector_row(
+            mcore + "linear_qkv.layer_norm_weight", f"{hf}{names.input_norm}.weight", shape.hidden_size
+        ),
+        matrix_row(
+            mcore + "linear_qkv.weight", _parts(hf, names.qkv, sizes, "weight"), shape.hidden_size, kv
+        ),
     ]
     if attention.has_qkv_bias:
-        table.append(matrix(mcore + "linear_qkv.bias", _parts(hf, names.qkv, sizes, "bias"), 0, kv))
+        table.append(matrix_row(mcore + "linear_qkv.bias", _parts(hf, names.qkv, sizes, "bias"), 0, kv))
     if attention.has_qk_norm:
-        table.append(vector(mcore + "q_layernorm.weight", f"{hf}{names.q_norm}.weight", head))
-        table.append(vector(mcore + "k_layernorm.weight", f"{hf}{names.k_norm}.weight", head))
+        table.append(vector_row(mcore + "q_layernorm.weight", f"{hf}{names.q_norm}.weight", head))
+        table.append(vector_row(mcore + "k_layernorm.weight", f"{hf}{names.k_norm}.weight", head))
     output = Part(f"{hf}{names.output}.weight", shape.hidden_size)
-    return [*table, matrix(mcore + "linear_proj.weight", [output], sizes[0])]
+    return [*table, matrix_row(mcore + "linear_proj.weight", [output], sizes[0])]
 
 
 def _latent_attention(
@@ -165,12 +180,12 @@ def _latent_attention(
     q_rank, kv_rank, heads = attention.q_rank, attention.kv_rank, attention.num_heads
 
     def whole(name: str, hf_name: str, num_rows: int, width: int) -> WeightRow:
-        return matrix(f"{mcore}{name}.weight", [Part(f"{own}{hf_name}.weight", num_rows)], width)
+        return matrix_row(f"{mcore}{name}.weight", [Part(f"{own}{hf_name}.weight", num_rows)], width)
 
     def norm(name: str, hf_name: str, size: int) -> WeightRow:
-        return vector(f"{mcore}{name}.layer_norm_weight", f"{own}{hf_name}.weight", size)
+        return vector_row(f"{mcore}{name}.layer_norm_weight", f"{own}{hf_name}.weight", size)
 
-    table = [vector(layer + "input_layernorm.weight", f"{hf}{names.input_norm}.weight", hidden)]
+    table = [vector_row(layer + "input_layernorm.weight", f"{hf}{names.input_norm}.weight", hidden)]
     if q_rank:
         table += [
             whole("linear_q_down_proj", "q_a_proj", q_rank, hidden),
@@ -190,7 +205,9 @@ def _latent_attention(
 
 def _feed_forward(shape: Shape, dense: DenseFeedForward, names: LayerNames, index: int) -> list[WeightRow]:
     mcore, hf = f"decoder.layers.{index}.mlp.", f"model.layers.{index}."
-    norm = vector(mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size)
+    norm = vector_row(
+        mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size
+    )
     gate_up = tuple(hf + name for name in names.gate_up)
     return [norm, *_swiglu(mcore, gate_up, hf + names.down, dense.size, shape.hidden_size)]
 
@@ -201,20 +218,20 @@ def _experts(shape: Shape, experts: Experts, names: LayerNames, index: int) -> l
     hidden, leaves = shape.hidden_size, tuple(name.rpartition(".")[2] for name in names.gate_up)
     down = names.down.rpartition(".")[2]
     table = [
-        vector(layer + "pre_mlp_layernorm.weight", f"{hf}{names.ffn_norm}.weight", hidden),
-        matrix(
+        vector_row(layer + "pre_mlp_layernorm.weight", f"{hf}{names.ffn_norm}.weight", hidden),
+        matrix_row(
             layer + "mlp.router.weight", [Part(f"{hf}{names.router}.weight", experts.num_experts)], hidden
         ),
     ]
     if experts.sigmoid:
-        table.append(vector(layer + ROUTER_BIAS, f"{hf}{names.router_bias}", experts.num_experts))
+        table.append(vector_row(layer + ROUTER_BIAS, f"{hf}{names.router_bias}", experts.num_experts))
     if experts.shared_size:
         mcore, shared = layer + "mlp.shared_experts.", f"{hf}{names.shared}."
         gate_up = tuple(shared + leaf for leaf in leaves)
         table += _swiglu(mcore, gate_up, shared + down, experts.shared_size, hidden)
     if experts.has_shared_gate:
         gate = [Part(f"{hf}{names.shared_gate}.weight", 1)]
-        table.append(matrix(layer + "mlp.shared_experts.gate_weight", gate, hidden))
+        table.append(matrix_row(layer + "mlp.shared_experts.gate_weight", gate, hidden))
     for number in range(experts.num_experts):
         mcore, one = f"{layer}mlp.experts.{number}.", f"{hf}{names.experts}.{number}."
         gate_up = tuple(one + leaf for leaf in leaves)
@@ -225,6 +242,6 @@ def _experts(shape: Shape, experts: Experts, names: LayerNames, index: int) -> l
 def _swiglu(mcore: str, gate_up: tuple[str, ...], down: str, size: int, hidden: int) -> list[WeightRow]:
     """Rows of two matrices of `size` rows, gate and up, in one parameter, and of the one back."""
     return [
-        matrix(f"{mcore}linear_fc1.weight", _parts("", gate_up, [size] * 2, "weight"), hidden),
-        matrix(f"{mcore}linear_fc2.weight", [Part(f"{down}.weight", hidden)], size),
+        matrix_row(f"{mcore}linear_fc1.weight", _parts("", gate_up, [size] * 2, "weight"), hidden),
+        matrix_row(f"{mcore}linear_fc2.weight", [Part(f"{down}.weight", hidden)], size),
     ]

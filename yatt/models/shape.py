@@ -123,6 +123,46 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeAxes:
+    """Positions with three axes, time, height and width (Qwen2-VL, arXiv:2409.12191).
+
+    Args:
+        sections: of half a head's elements, how many turn with each axis.
+        is_interleaved: elements of the axes alternate (Qwen3-VL); else they are side by side.
+    """
+
+    sections: tuple[int, int, int]
+    is_interleaved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """The tower of a model that takes pictures: patches, blocks, and mergers to the decoder's hidden size.
+
+    Args:
+        frames: of a video, in one patch; a still picture has equal ones.
+        merge_size: patches of a token's side.
+        num_positions: learnt positions; 0: none.
+        levels: blocks whose output also goes to the decoder's first layers (DeepStack, arXiv:2406.04334).
+    """
+
+    depth: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    patch_size: int
+    frames: int
+    merge_size: int
+    num_positions: int
+    levels: tuple[int, ...]
+
+    @property
+    def merged_size(self) -> int:
+        """Elements of the patches of one token."""
+        return self.hidden_size * self.merge_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A decoder with RMSNorm before each half of a layer, and rotary positions.
 
@@ -133,6 +173,8 @@ class Shape:
         rotary_share: share of a head's elements that depend on the position, the first ones.
         is_tied: input and output embeddings are one tensor.
         init_std: standard deviation of random initial weights.
+        rope_axes: positions have three axes; None: one.
+        vision: the tower before the decoder; None: the model takes text only.
         num_extra_layers: layers in the model's files after these, which predict further tokens (multi-token
             prediction); they are neither trained nor published.
     """
@@ -149,6 +191,8 @@ class Shape:
     max_positions: int
     init_std: float = 0.02
     num_extra_layers: int = 0
+    rope_axes: RopeAxes | None = None
+    vision: Vision | None = None
 
     @property
     def num_layers(self) -> int:

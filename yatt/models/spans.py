@@ -1,6 +1,6 @@
 """Where the rows of Hugging Face tensors are in a megatron-core parameter, as numbers.
 
-For code that moves bytes without tensors; `yatt.weights.convert.fuse` and `pick` do the same with tensors.
+For code that moves bytes without tensors; `yatt.weights.convert.fuse_tensors` does the same with tensors.
 """
 
 from dataclasses import dataclass

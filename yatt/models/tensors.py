@@ -39,7 +39,8 @@ def hf_shapes(row: WeightRow) -> dict[str, tuple[int, ...]]:
     rows = dict.fromkeys(row.hf_names, 0)
     for part in row.parts:
         rows[part.name] += part.num_rows
-    return {name: (num_rows, row.width) if row.width else (num_rows,) for name, num_rows in rows.items()}
+    tail = row.tail or ((row.width,) if row.width else ())
+    return {name: (num_rows, *tail) for name, num_rows in rows.items()}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files import publish
-from yatt.adapters.lines import MOST, Record, is_number, read_records
+from yatt.adapters.files.files import write_atomically
+from yatt.adapters.files.lines import MOST, Record, is_number, read_records
 
 STEP = "training/global_step"
 CHANGED_INPUTS = "training/changed_inputs"
@@ -39,17 +39,17 @@ def is_validation(key: str) -> bool:
     return key.startswith("val-core/") and key.rpartition("/")[2].startswith("mean@")
 
 
-def named(row: dict[str, Any]) -> dict[str, Any]:
+def strict_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the row for strict JSON: a number that is not finite becomes its name, not null."""
     return {key: _name(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
-def unnamed(row: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `named`."""
+def row_of_strict(row: dict[str, Any]) -> dict[str, Any]:
+    """Inverse of `strict_row`."""
     return {key: _NAMES.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
 
 
-def amount(row: dict[str, Any], key: str) -> float:
+def amount_in(row: dict[str, Any], key: str) -> float:
     """Returns the row's value for a sum: 0 if it is missing, not finite or beyond `MOST`."""
     value = row.get(key)
     return value if isinstance(value, int | float) and abs(value) < MOST else 0
@@ -71,11 +71,11 @@ class RowFile:
 
     def __init__(self, path: Path, keep_before: int, guard: Callable[[], None]) -> None:
         self._path, self._guard = path, guard
-        kept = [row for row in read_rows(path) if row[STEP] < keep_before]
+        kept = [row for row in read_metric_rows(path) if row[STEP] < keep_before]
         self.steps = {row[STEP] for row in kept}
         """Iterations whose rows were kept."""
         guard()
-        publish(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
 
     def append(self, row: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class RowFile:
         if not self._has_its_name():
             self._guard()
             size = os.fstat(self._descriptor).st_size
-            publish(self._path, os.pread(self._descriptor, size, 0))
+            write_atomically(self._path, os.pread(self._descriptor, size, 0))
             self.close()
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
 
@@ -111,7 +111,7 @@ class RowFile:
         os.close(self._descriptor)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_metric_rows(path: Path) -> list[dict[str, Any]]:
     """Returns every readable row of an iteration; skips other lines.
 
     Raises:
@@ -129,7 +129,7 @@ def validation_of(rows: Iterable[Record], iteration: int) -> Record:
     return {key: value for row in found for key, value in row.items() if key.startswith(VALIDATIONS)}
 
 
-def completes(row: Record, draft: Record) -> bool:
+def completes_draft(row: Record, draft: Record) -> bool:
     """Whether a row of the file is the one of which a checkpoint has a draft. Rows of the file are complete.
 
     Args:
@@ -155,6 +155,6 @@ def as_row(record: Record) -> Record | None:
     return record if is_whole else None
 
 
-def results(row: dict[str, Any]) -> dict[str, Any]:
+def comparable_results(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the metrics that must be equal in a run and its resumed copy: all but times and placement."""
     return {key: value for key, value in row.items() if not key.startswith(TIME_PREFIXES)}

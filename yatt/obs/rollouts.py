@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from yatt.adapters.lines import Record, accept_all, is_number, lines_of, parsed, read_records
+from yatt.adapters.files.lines import Record, accept_all, is_number, lines_of, parsed_line, read_records
 from yatt.obs.metrics import STEP, of_iteration
 from yatt.obs.samples import as_sample
 from yatt.paths import RunPaths
@@ -42,28 +42,28 @@ def iterations_of(folder: Path) -> dict[int, list[Path]]:
     return {iteration: [path for _, path in sorted(found[iteration])] for iteration in sorted(found)}
 
 
-def compressed(records: Iterable[Record]) -> Iterator[bytes]:
+def compressed_file(records: Iterable[Record]) -> Iterator[bytes]:
     """Yields the content of a file; it holds one record and about a MiB at a time."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     for record in records:
-        data = packer.compress(line_of(record).encode() + b"\n")
+        data = packer.compress(record_line(record).encode() + b"\n")
         if data:
             yield data
     yield packer.flush()
 
 
-def line_of(record: Record) -> str:
+def record_line(record: Record) -> str:
     """Returns a record as one line of strict JSON in ASCII."""
-    return json.dumps(strict(record), default=str, allow_nan=False)
+    return json.dumps(strict_value(record), default=str, allow_nan=False)
 
 
-def strict(value: Any) -> Any:
+def strict_value(value: Any) -> Any:
     """Returns the value for strict JSON: numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): strict(each) for key, each in value.items()}
-    return [strict(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): strict_value(each) for key, each in value.items()}
+    return [strict_value(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ def _records(path: Path, found: RecordedIteration) -> Iterator[Record]:
     try:
         with open_regular(path) as file, gzip.open(file) as text:
             for line in lines_of(cast(Any, text)):
-                record, num_bad = parsed(line, accept_all)
+                record, num_bad = parsed_line(line, accept_all)
                 found.num_unreadable += num_bad
                 if record is not None:
                     yield record

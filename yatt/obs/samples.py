@@ -1,6 +1,6 @@
 """``samples.jsonl``: some completions with their scores per iteration, for the report."""
 
-from yatt.adapters.lines import Record, is_number
+from yatt.adapters.files.lines import Record, is_number
 from yatt.obs.metrics import of_iteration
 
 
@@ -17,7 +17,7 @@ def as_sample(record: Record) -> Record | None:
 COMPLETION = "completion"
 
 
-def spoken(record: Record) -> list[tuple[str, str]]:
+def spoken_turns(record: Record) -> list[tuple[str, str]]:
     """Returns what followed the prompt of a sample, with who said it: `COMPLETION`, or each turn with its
     role (policy, environment); torn turns are left out."""
     turns = record.get("turns")

@@ -12,8 +12,8 @@ from yatt.records.message import (
     Published,
     Restored,
     Rollout,
-    Sample,
     SampleFact,
+    SampleRequest,
     ShardFile,
     StoreOpened,
 )
@@ -26,7 +26,7 @@ class StartWorkers(Order[Done], frozen=True, kw_only=True):
 
 
 class SwitchSlabs(Order[Done], frozen=True, kw_only=True):
-    """Order for the barrier `part` of a phase: prepare or enter (see yatt.core.phases).
+    """Order for the barrier `part` of a phase: prepare or enter (see yatt.core.phases.phases).
 
     `holders` are this node's: (slab index, role); no role gets a slab that is not listed.
     """
@@ -55,7 +55,8 @@ class BuildTrainer(Order[Done], frozen=True, kw_only=True):
 
 
 class StateFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's file of a checkpoint (`control.rollouts.carried`); `path` is relative to the store."""
+    """A controller's file of a checkpoint (`control.rollouts.groups.carried`); `path` is relative to the
+    store."""
 
     path: str
     size_bytes: Count
@@ -220,7 +221,7 @@ class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
 
 
 class WeightsOffered(Message, frozen=True, kw_only=True):
-    """Where and with which key to fetch what was asked for (`yatt.adapters.bulk.Ticket`)."""
+    """Where and with which key to fetch what was asked for (`yatt.adapters.net.bulk.Ticket`)."""
 
     host: str
     port: int
@@ -340,7 +341,7 @@ class Forward(Order[Forwarded | ForwardBounced], frozen=True, kw_only=True):
     """Request to run this in an engine of `role` on the receiver's node, which fills in the token."""
 
     role: str
-    sample: Sample
+    sample: SampleRequest
 
 
 class EngineRoom(Order[Done], frozen=True, kw_only=True):

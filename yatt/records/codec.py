@@ -28,11 +28,12 @@ def encode_body(body: m.Message) -> msgspec.Raw:
 
 
 def encode_frame(
-    attempt: int, seq: int, reply_to: int, body: m.Message | msgspec.Raw, *, token: int = 0
-) -> bytes:
+    attempt: int, seq: int, reply_to: int, body: m.Message | msgspec.Raw, *, token: int = 0,
+    waits_from: int = 0,
+) -> bytes:  # fmt: skip
     """Returns one message, encoded in its envelope."""
     raw = body if isinstance(body, msgspec.Raw) else encode_body(body)
-    return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, raw))
+    return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, waits_from, raw))
 
 
 PROBE, WORKING, UNKNOWN = -1, -2, -3
@@ -41,7 +42,7 @@ PROBE, WORKING, UNKNOWN = -1, -2, -3
 
 def encode_notice(attempt: int, seq: int, kind: int, progress: int = 0) -> bytes:
     """Returns a frame about the request with this seq, without a message."""
-    return _ENCODER.encode(m.Frame(attempt, 0, seq, kind, msgspec.Raw(_ENCODER.encode(progress))))
+    return _ENCODER.encode(m.Frame(attempt, 0, seq, kind, 0, msgspec.Raw(_ENCODER.encode(progress))))
 
 
 def decode_progress(frame: m.Frame) -> int:

@@ -10,15 +10,35 @@ import msgspec
 ENVIRONMENT = "environment"
 """Name of the environment among the user's functions; no reward may have it."""
 
+IMAGE_MARK = "<image>"
+"""Stands in the text of a prompt for a picture."""
+
 
 class MediaRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A file that belongs to a prompt. Only its reference travels; the engine reads the bytes.
+    """A picture's file. Only its reference travels.
 
-    `path` is relative to `data.media_root`. `sha256` is the expected digest in hex; empty: not checked.
+    `path` is relative to `data.media_root`; empty: the file lies in `data.media_store`, by its digest.
+    `sha256` is the file's digest in hex, `width` and `height` are the picture's pixels as it is shown.
     """
 
     path: str
-    sha256: str = ""
+    sha256: str
+    width: int
+    height: int
+
+
+class PlacedMedia(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A picture in a turn: the tokens `start` to `start + num_tokens` of the turn stand for it.
+
+    `grid` is the number of patches in time, height and width. `prepared` is the digest of the prepared file
+    on an engine's node; its controller fills it in for the engine.
+    """
+
+    ref: MediaRef
+    start: int
+    num_tokens: int
+    grid: tuple[int, int, int]
+    prepared: str = ""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,7 +53,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     logprobs: bytes = b""
     policy_versions: tuple[tuple[int, int, int], ...] = ()
     finish_reason: str = ""
-    media: tuple[MediaRef, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
 
     @property
     def num_tokens(self) -> int:

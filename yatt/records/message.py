@@ -4,12 +4,21 @@ Arrays are sent as raw bytes: token ids little-endian int32, log-probs little-en
 and the envelope are in `yatt.records.order`.
 """
 
+import array
+import sys
 from typing import ClassVar
 
 import msgspec
 
-from yatt.records.episode import MediaRef as MediaRef, Turn as Turn
+from yatt.records.episode import MediaRef as MediaRef, PlacedMedia as PlacedMedia, Turn as Turn
 from yatt.records.load import StepSums
+from yatt.records.media import (
+    MediaFault as MediaFault,
+    MediaItem as MediaItem,
+    MediaPrepared as MediaPrepared,
+    PreparedItem as PreparedItem,
+    PrepareMedia as PrepareMedia,
+)
 from yatt.records.order import (
     Done as Done,
     Failed as Failed,
@@ -19,12 +28,6 @@ from yatt.records.order import (
     answer_type as answer_type,
     as_answer as as_answer,
     unless_failed as unless_failed,
-)
-from yatt.records.packing import (
-    pack_floats as pack_floats,
-    pack_ids as pack_ids,
-    unpack_floats as unpack_floats,
-    unpack_ids as unpack_ids,
 )
 from yatt.records.scores import (
     Answered as Answered,
@@ -58,6 +61,29 @@ from yatt.records.weights import (
     WeightPlan as WeightPlan,
 )
 
+assert sys.byteorder == "little", "arrays travel as little-endian bytes"
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Returns token ids as little-endian int32."""
+    return array.array("i", ids).tobytes()
+
+
+def unpack_ids(raw: bytes) -> list[int]:
+    """Inverse of `pack_ids`."""
+    return array.array("i", raw).tolist()
+
+
+def pack_floats(values: list[float]) -> bytes:
+    """Returns log-probs as little-endian float32."""
+    return array.array("f", values).tobytes()
+
+
+def unpack_floats(raw: bytes) -> list[float]:
+    """Inverse of `pack_floats`."""
+    return array.array("f", raw).tolist()
+
+
 # ---- any worker ---------------------------------------------------------------------------------
 
 
@@ -69,8 +95,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Renew(Message, frozen=True, kw_only=True):
-    """A holder's heartbeat: `turns` and `work` of its main loop (`yatt.adapters.worker_link`); `waits_for` is
-    the error of a store that it waits for; `steps`: an engine's, since its process began."""
+    """A holder's heartbeat: `turns` and `work` of its main loop (`yatt.adapters.net.worker_link`);
+    `waits_for` is the error of a store that it waits for; `steps`: an engine's, since its process began."""
 
     token: int
     turns: int
@@ -98,12 +124,12 @@ class Stop(Order[Done], frozen=True, kw_only=True):
 # ---- engines ------------------------------------------------------------------------------------
 
 
-class Sample(Message, frozen=True, kw_only=True):
+class SampleRequest(Message, frozen=True, kw_only=True):
     """Request for one completion of one prompt. `seed` alone decides it, given weights and parameters.
 
     `structure`: what the engine may write, {"choice": [...]} or {"json": schema} as JSON; empty: anything.
-    `media`: files that belong to the prompt; the engine reads them. `group`: requests of one group share a
-    prompt, so one engine should serve them.
+    `media`: pictures of the prompt, whose placeholder tokens `prompt_ids` has already. `group`: requests of
+    one group share a prompt, so one engine should serve them.
     """
 
     under_lease: ClassVar[bool] = True
@@ -116,11 +142,11 @@ class Sample(Message, frozen=True, kw_only=True):
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    media: tuple[MediaRef, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
     structure: str = ""
     group: str = ""
     suspicion: int = 0
-    """Number of engines that died with this request in them (`yatt.core.dispatch`)."""
+    """Number of engines that died with this request in them (`yatt.core.requests.dispatch`)."""
 
 
 class Abort(Order[Done], frozen=True, kw_only=True):
@@ -132,14 +158,16 @@ class Abort(Order[Done], frozen=True, kw_only=True):
 
 LOST = "lost"
 MOVED = "moved"
+MEDIA_FAULT = "media_fault"
 
 
 class Completed(Message, frozen=True, kw_only=True):
     """The tokens that the engine sampled.
 
     `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
-    engine failed, the request is to be sent again); moved, which only a controller writes (the engine was put
-    to sleep: the request goes on elsewhere with these tokens).
+    engine failed, the request is to be sent again). Only controllers write moved (the engine was put to
+    sleep: the request goes on elsewhere with these tokens) and media_fault (`error` says why a picture cannot
+    be used).
     """
 
     request_id: str
@@ -154,13 +182,14 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
     """The engine's log-probs: one float32 row per probe sequence, for each token but the first.
 
     `differing`: published tensors (the first few) whose bits differ in the engine, among the `num_compared`
-    whose bits can be read there.
+    of which a checksum is known, of the `num_readable` whose bits can be read there.
     """
 
     policy_version: int
     probe_logprobs: tuple[bytes, ...]
     differing: tuple[str, ...] = ()
     num_compared: int = 0
+    num_readable: int = 0
 
 
 class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):
@@ -181,7 +210,7 @@ class StoreOpened(Message, frozen=True, kw_only=True):
 
 
 class OpenStore(Order[StoreOpened], frozen=True, kw_only=True):
-    """Order to global rank 0 to host the TCPStore on a free port of `host`."""
+    """Order to global rank 0 to host the key-value service on a free port of `host`."""
 
     host: str
 

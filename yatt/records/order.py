@@ -2,7 +2,7 @@
 
 Every message is sent in a `Frame`. A receiver refuses a frame of an older attempt than its own, and one that
 it has received already. Orders to a worker that use its GPUs are `under_lease`: their frame has the lease's
-token, and `yatt.adapters.worker_link` refuses an old token.
+token, and `yatt.adapters.net.worker_link` refuses an old token.
 """
 
 import functools
@@ -17,7 +17,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of every message; the class name is its tag."""
 
     under_lease: ClassVar[bool] = False
-    """Whether a worker may carry it out only while it holds the lease (see `yatt.core.lease.WorkerLease`)."""
+    """Whether a worker may carry it out only while it holds the lease (see
+    `yatt.core.gpus.lease.WorkerLease`)."""
 
 
 A = TypeVar("A", bound=Message)
@@ -84,10 +85,11 @@ def unless_failed(answer: A | Failed, who: str) -> A:
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Envelope. `token` is the token of the message's lease, or 0. `seq` rises by one with every frame to the
     same receiver; `reply_to` is the seq that it answers, or 0, or, below 0, a notice about a request
-    (`yatt.records.codec`)."""
+    (`yatt.records.codec`). The sender waits for no answer to a request below `waits_from` (0: not said)."""
 
     attempt: Annotated[int, msgspec.Meta(ge=0)]
     token: Annotated[int, msgspec.Meta(ge=0)]
     seq: Annotated[int, msgspec.Meta(ge=1)]
     reply_to: Annotated[int, msgspec.Meta(ge=-3)]
+    waits_from: Annotated[int, msgspec.Meta(ge=0)]
     body: msgspec.Raw

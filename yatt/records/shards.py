@@ -18,7 +18,7 @@ class TensorPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One tensor in a shard file: a box of the whole tensor `key`. Its name in the file is its index.
 
     `begin` and `size_bytes` are its place in the file; `checksum` is that of these bytes
-    (`yatt.checkpoint.pieces`).
+    (`yatt.checkpoint.commit.pieces`).
     """
 
     key: Word

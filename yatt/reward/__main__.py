@@ -2,9 +2,9 @@
 
 The user's code runs only here, and verdicts are parsed here, so that its imports, leaks and crashes do not
 affect a controller. A node has several such processes; its controller kills one when a call in it takes too
-long (`control.rollouts.reward_pool`). A synchronous function has a process for itself, asynchronous functions
-share one. This process enforces their limits, and reports calls to the controller that continue after their
-cancellation. A function that raises fails its sample with one sentence; the process continues.
+long (`control.rollouts.scoring.reward_pool`). A synchronous function has a process for itself, asynchronous
+functions share one. This process enforces their limits, and reports calls to the controller that continue
+after their cancellation. A function that raises fails its sample with one sentence; the process continues.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from typing import Any, TypeVar
 
 import zmq
 
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import calling_socket
-from yatt.adapters.dataset import Row, RowReader
-from yatt.adapters.log_lines import log_to_stderr
-from yatt.adapters.patience import exit_code_of, is_passing, patiently
-from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.staged import load_on_node
-from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.user_module import where_raised
-from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
-from yatt.adapters.worker_link import WorkerLink
-from yatt.adapters.worker_loop import serve_until_stopped
+from yatt.adapters.files.patience import exit_code_of, is_passing, with_retries
+from yatt.adapters.inputs.dataset import Row, RowReader
+from yatt.adapters.inputs.user_module import where_raised
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import calling_socket
+from yatt.adapters.net.worker_link import WorkerLink
+from yatt.adapters.net.worker_loop import serve_until_stopped
+from yatt.adapters.processes.log_lines import log_to_stderr
+from yatt.adapters.processes.process import leave_notice_to_controller
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.processes.worker_arguments import WorkerArguments, parse_arguments
+from yatt.adapters.run_folder.staged import load_on_node
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
-from yatt.core.verdict import parse, parse_ranking
+from yatt.core.samples.verdict import parse_ranking, parse_verdict
 from yatt.errors import (
     EXIT_USER_MISTAKE,
     ConfigError,
@@ -57,7 +57,7 @@ from yatt.reward.functions import (
     messages_of,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
-from yatt.reward.results import encodable
+from yatt.reward.results import encodable_text
 
 T = TypeVar("T")
 ROW_S = 0.5
@@ -134,7 +134,7 @@ class RewardWorker:
         answer = await self._result(function, shown, partial(call_step, function, episode))
         if isinstance(answer, m.Failed):
             return answer
-        return m.Stepped(observation=encodable(answer or ""), is_end=answer is None)
+        return m.Stepped(observation=encodable_text(answer or ""), is_end=answer is None)
 
     async def _score(self, function: RewardFunction, order: m.Score | m.ScoreMany) -> m.Message:
         client = self._client(function)
@@ -194,7 +194,9 @@ class RewardWorker:
             place = where_raised(error, function.path)
             says = f"{function.place} failed at {place} on {shown}: {words_of(error)}"
             trace = "".join(traceback.format_exception(error))
-            return m.Failed(error=encodable(says), trace=encodable(trace), exit_code=EXIT_USER_MISTAKE)
+            return m.Failed(
+                error=encodable_text(says), trace=encodable_text(trace), exit_code=EXIT_USER_MISTAKE
+            )
 
     def _tell_stuck(self, error: CallStuck) -> None:
         """Reports to the controller how many calls continue; in a task, so that the answer is sent first."""
@@ -260,7 +262,7 @@ def read_verdict(text: str, verdict: VerdictSection, num_ranked: int = 0) -> m.M
     if num_ranked:
         ranking = parse_ranking(text, verdict, num_ranked)
         return _no_verdict() if ranking is None else m.Scored(score=0.0, ranking=ranking)
-    score = parse(text, verdict)
+    score = parse_verdict(text, verdict)
     return _no_verdict() if score is None else m.Scored(score=score)
 
 
@@ -308,10 +310,10 @@ def main() -> int:
     answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
-        config = patiently(partial(load_on_node, *where))
-        functions = patiently(partial(load_rewards, config))
+        config = with_retries(partial(load_on_node, *where))
+        functions = with_retries(partial(load_rewards, config))
         if config.environment.path:
-            functions[ENVIRONMENT] = patiently(partial(load_environment, config.environment))
+            functions[ENVIRONMENT] = with_retries(partial(load_environment, config.environment))
     except ConfigError as error:
         _LOG.error("cannot start: %s", error)
         link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)

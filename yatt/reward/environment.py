@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from yatt.config.environment import EnvironmentSection
+from yatt.config.sections.environment import EnvironmentSection
 from yatt.records.episode import ENVIRONMENT
 from yatt.reward.functions import RewardFunction, call_function, load_function
 

@@ -3,24 +3,57 @@
 verl: ``compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs)`` returns a number
 or a dict with `score`; its other numbers are metrics. TRL: ``fn(prompts, completions, **columns)`` returns a
 list. A function whose scope is batch or group gets lists of several samples. A GenRM's function is `async`,
-in verl's style, and also receives `prompt` and `client`.
+in verl's style, and also receives `prompt` and `client`. The functions of `builtin:NAME` are here too.
 """
 
 import asyncio
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from yatt.adapters.data_rows import without_nulls
-from yatt.adapters.user_module import load_module
+from yatt.adapters.inputs.data_rows import without_nulls
+from yatt.adapters.inputs.user_module import load_module
 from yatt.config.schema import GenRMSection, RewardSection, RunConfig
 from yatt.errors import ConfigError, DeadlineExceeded
-from yatt.reward.builtins import BUILTINS
 from yatt.reward.results import Result, read_list, read_one
+
+_FINAL_ANSWER = re.compile(r"####\s*([^\n]+)")
+
+
+def gsm8k(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:  # noqa: ARG001
+    """1 if the last `#### answer` of the completion equals the ground truth; numbers compare by value."""
+    answers = _FINAL_ANSWER.findall(solution_str)
+    return float(bool(answers) and _normalised(answers[-1]) == _normalised(_last_answer(str(ground_truth))))
+
+
+def exact(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:  # noqa: ARG001
+    """1 if the completion, without surrounding whitespace, equals the ground truth."""
+    return float(solution_str.strip() == str(ground_truth).strip())
+
+
+BUILTINS: dict[str, Callable[..., float]] = {"gsm8k": gsm8k, "exact": exact}
+
+
+def _last_answer(ground_truth: str) -> str:
+    """Extracts the final answer. GSM8K's own answer column has the whole solution; verl's has the number."""
+    answers = _FINAL_ANSWER.findall(ground_truth)
+    return answers[-1] if answers else ground_truth
+
+
+def _normalised(answer: str) -> str:
+    """Normalises an answer: `$1,234.00.` and `1234` are equal."""
+    text = answer.strip().replace(",", "").replace("$", "").rstrip(".%")
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)
+
 
 if TYPE_CHECKING:
     from yatt.reward.genrm_client import GenRMClient

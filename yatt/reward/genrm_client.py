@@ -12,10 +12,11 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from yatt.adapters.channel import Channel
-from yatt.config.ranges import MOST
+from yatt.adapters.net.channel import Channel
 from yatt.config.schema import GenRMSection
+from yatt.config.sections.ranges import MOST
 from yatt.errors import EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
+from yatt.printable import value_in_words
 from yatt.records import message as m
 
 CONTROLLER = "controller"
@@ -120,7 +121,7 @@ def _max_tokens(value: Any) -> int:
     except TypeError:
         number = None
     if number is None or not 1 <= number <= MOST:
-        raise ValueError(f"client.complete: max_tokens is {value!r}; write an int, 1 or more")
+        raise ValueError(f"client.complete: max_tokens is {value_in_words(value)}; write an int, 1 or more")
     return number
 
 
@@ -128,7 +129,8 @@ def _temperature(value: Any) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MOST_TEMPERATURE:  # also false for NaN
         raise ValueError(
-            f"client.complete: temperature is {value!r}; write a number from 0 to {MOST_TEMPERATURE:g}"
+            f"client.complete: temperature is {value_in_words(value)}; "
+            f"write a number from 0 to {MOST_TEMPERATURE:g}"
         )
     return float(value)
 

@@ -5,7 +5,7 @@ import numbers
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt.printable import printable
+from yatt.printable import printable, value_in_words
 
 MOST_SCORE = 1e9
 """Maximum absolute score. Above it, sums of rewards and their squares may not be finite in float32."""
@@ -40,7 +40,7 @@ def read_one(result: Any) -> Result:
         raise ValueError(f"its dict has no 'score' (it has: {', '.join(map(str, result))})")
     result = {name: _plain(value) for name, value in result.items()}
     extra = {
-        printable(encodable(str(name)))[:MOST_NAME]: float(value)
+        printable(encodable_text(str(name)))[:MOST_NAME]: float(value)
         for name, value in result.items()
         if name != "score" and _is_measure(value)
     }
@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
 
 def _pred(value: Any) -> str:
     """Returns an answer as text; empty for None and for what is neither a text nor a number."""
-    return encodable(str(value))[:MOST_PRED] if isinstance(value, str | int | float) else ""
+    return encodable_text(str(value))[:MOST_PRED] if isinstance(value, str | int | float) else ""
 
 
 def read_list(result: Any, size: int) -> list[Result]:
@@ -76,7 +76,7 @@ def read_list(result: Any, size: int) -> list[Result]:
     return [Result(None) if each is None else read_one(each) for each in result]
 
 
-def encodable(text: str) -> str:
+def encodable_text(text: str) -> str:
     """Replaces each lone surrogate (half a character) in `text` by ?, because messages are UTF-8."""
     return text.encode(errors="replace").decode()
 
@@ -93,7 +93,7 @@ def _finite(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"its score is {value!r}, not a number") from None
+        raise ValueError(f"its score is {value_in_words(value)}, not a number") from None
     if not math.isfinite(number):
         raise ValueError(f"its score is {number}")
     if abs(number) > MOST_SCORE:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from yatt.adapters.data_rows import raw_rows
-from yatt.adapters.trial import answer_trial, run_trial
+from yatt.adapters.inputs.data_rows import raw_rows
+from yatt.adapters.processes.trial import answer_trial, run_trial
 from yatt.errors import ConfigError
 from yatt.reward.functions import load_function
 from yatt.reward.signature import ExpectedCall, check_parameters

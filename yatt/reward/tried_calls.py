@@ -1,6 +1,6 @@
 """A process that calls the user's functions on the first rows, as a reward process does.
 
-python -m yatt.reward.tried_calls FOLDER, started by `yatt.launch.score_trial`: what ends or blocks it,
+python -m yatt.reward.tried_calls FOLDER, started by `yatt.launch.checks.score_trial`: what ends or blocks it,
 or is raised, is found before a run is queued.
 """
 
@@ -11,21 +11,22 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.data_rows import Row, prompt_text
-from yatt.adapters.dataset import read_rows
-from yatt.adapters.trial import read_arguments
-from yatt.adapters.user_module import where_raised
+from yatt.adapters.inputs.data_rows import Row, called_columns, prompt_text
+from yatt.adapters.inputs.dataset import read_data_rows
+from yatt.adapters.inputs.user_module import where_raised
+from yatt.adapters.processes.trial import read_arguments
 from yatt.config.load import parse_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import words_of
 from yatt.records.episode import ENVIRONMENT
 from yatt.reward.environment import Episode, call_step, load_environment
 from yatt.reward.functions import RewardFunction, ScoredSample, call_reward, load_reward
-from yatt.reward.results import encodable
+from yatt.reward.results import encodable_text
 from yatt.reward.tried import CALLS, Shown, TriedCall, tried_keys
 
 NUM_ROWS, NUM_HELD_OUT = 5, 2
@@ -81,8 +82,9 @@ class _Case:
 def _cases(config: RunConfig) -> list[list[_Case]]:
     """Returns the cases of each row. A ground truth that is a list or a dictionary is no completion."""
     data = config.data
-    rows = list(islice(read_rows(data.train_files, data), NUM_ROWS))
-    rows += islice(read_rows(data.val_files, data), NUM_HELD_OUT)
+    read = partial(read_data_rows, data=data, is_whole=called_columns(config) is None)
+    rows = list(islice(read(data.train_files), NUM_ROWS))
+    rows += islice(read(data.val_files), NUM_HELD_OUT)
     found = []
     for row, place in rows:
         has_text = isinstance(row.ground_truth, str | int | float)
@@ -131,10 +133,10 @@ async def _results(
     try:
         if key == ENVIRONMENT:
             answer = await call_step(function, cases[0].episode(function))
-            return [replace(blank[0], answer=None if answer is None else encodable(answer))]
+            return [replace(blank[0], answer=None if answer is None else encodable_text(answer))]
         found = await call_reward(function, [case.sample(config) for case in cases], client=None)
     except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)
-        says = encodable(f"{words_of(error)} at {where_raised(error, function.path)}")
+        says = encodable_text(f"{words_of(error)} at {where_raised(error, function.path)}")
         return [replace(each, error=says, is_mistake=is_mistake(error)) for each in blank]
     return [replace(each, score=result.score) for each, result in zip(blank, found, strict=True)]
 

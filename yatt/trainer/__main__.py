@@ -3,7 +3,7 @@
 import sys
 
 from yatt import clock
-from yatt.adapters.patience import exit_code_of
+from yatt.adapters.files.patience import exit_code_of
 from yatt.errors import YattError
 from yatt.trainer.main import main
 

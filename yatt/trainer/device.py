@@ -22,10 +22,10 @@ def prepare_process(config: RunConfig, local_rank: int) -> torch.device:
         device = torch.device("cuda", local_rank if local_rank < torch.cuda.device_count() else 0)
         torch.cuda.set_device(device)
     else:
-        from yatt.trainer import cpu_shim
+        from yatt.trainer.mcore import cpu_shim
 
         # Unlike `use_deterministic_algorithms`, this does not import the compiler, which is not used on CPU.
         torch.set_deterministic_debug_mode("warn" if config.run.deterministic else "default")
-        cpu_shim.install()
+        cpu_shim.install_shim()
         device = torch.device("cpu")
     return device

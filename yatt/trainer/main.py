@@ -16,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from yatt.adapters.collector import importing
-from yatt.adapters.log_lines import log_to_stderr
-from yatt.adapters.patience import is_passing, patiently
-from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.staged import load_on_node
-from yatt.adapters.worker_link import Heartbeat, WorkerLink
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.run_store import open_run_store
-from yatt.checkpoint.store import Store
+from yatt.adapters.files.patience import is_passing, with_retries
+from yatt.adapters.machine.collector import without_collections
+from yatt.adapters.net.worker_link import Heartbeat, WorkerLink
+from yatt.adapters.processes.log_lines import log_to_stderr
+from yatt.adapters.processes.process import leave_notice_to_controller
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.run_folder.staged import load_on_node
+from yatt.checkpoint.commit.run_store import open_run_store
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import Store
 from yatt.config.schema import RunConfig
-from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, line_of
+from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, YattError, error_line
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -47,8 +47,8 @@ def main() -> None:
     answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     log_to_stderr()
     run = Path(arguments.run)
-    config = patiently(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
-    opened = patiently(partial(open_run_store, config, run))
+    config = with_retries(partial(load_on_node, RunPaths(run), arguments.attempt, arguments.node))
+    opened = with_retries(partial(open_run_store, config, run))
     link = WorkerLink(arguments.endpoint, worker=arguments.worker, attempt=arguments.attempt)
 
     def tick() -> None:
@@ -89,7 +89,7 @@ def _rank(
         from yatt.trainer.scripted.rank import ScriptedRank
 
         return ScriptedRank(config, store, tick=tick, say=say)
-    with importing():
+    with without_collections():
         from yatt.trainer.device import prepare_process
 
         device = prepare_process(config, local_rank)
@@ -107,17 +107,17 @@ def serve(link: WorkerLink, handle: Handle) -> None:
             link.send(m.Done(), order.seq)
             return
         began_s = time.monotonic()
-        answer = link.carry_out(order, handle, failure)
+        answer = link.carry_out(order, handle, failed_rank_order)
         _LOG.info("%s took %.3f s", type(order.body).__name__, time.monotonic() - began_s)
         if answer is not None:
             link.send(answer, order.seq)
 
 
-def failure(_: m.Message, error: Exception) -> m.Message:
+def failed_rank_order(_: m.Message, error: Exception) -> m.Message:
     """The answer to an order that raised this error."""
     is_users = isinstance(error, ConfigError) and not is_passing(error)
     return m.Failed(
-        error=str(error) if isinstance(error, YattError) else line_of(error),
+        error=str(error) if isinstance(error, YattError) else error_line(error),
         trace="".join(traceback.format_exception(error)),
         exit_code=EXIT_USER_MISTAKE if is_users else EXIT_FAILED,
     )

@@ -1,4 +1,7 @@
-"""A user's algorithm from a file: every call is checked, and what it raises is named with file and line."""
+"""The run's algorithm: the configured one, or a user's own from a file.
+
+Every call of a user's algorithm is checked, and what it raises is named with file and line.
+"""
 
 import traceback
 from collections.abc import Callable
@@ -8,17 +11,31 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from yatt.adapters.user_module import load_module, where_raised
+from yatt.adapters.inputs.user_module import load_module, where_raised
 from yatt.algo.advantage import RewardTable
-from yatt.algo.algorithm import Needs
+from yatt.algo.algorithm import Algorithm, ConfiguredAlgorithm, Needs
 from yatt.algo.loss import TokenLosses
 from yatt.algo.view import LossView
-from yatt.config.schema import AlgorithmSection
+from yatt.config.schema import AlgorithmSection, RunConfig
 from yatt.errors import ConfigError, YattError, words_of
 
 T = TypeVar("T")
 METHODS = ("needs", "advantages", "loss")
 MOST_SHOWN = 300
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """Makes the algorithm.
+
+    Raises:
+        ConfigError: the file cannot be imported, or does not give an algorithm; or the algorithm compares
+            completions of one prompt and there is only one.
+    """
+    section = config.algorithm
+    made: Algorithm = OwnAlgorithm(section) if section.path else ConfiguredAlgorithm(section)
+    if made.needs.group_baseline and config.rollout.n < 2:
+        raise ConfigError("rollout.n: the algorithm compares completions of one prompt; write 2 or more.")
+    return made
 
 
 class OwnAlgorithm:

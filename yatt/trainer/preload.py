@@ -1,4 +1,4 @@
-"""What a nursery imports for trainer ranks; see `yatt.adapters.nursery`."""
+"""What a nursery imports for trainer ranks; see `yatt.adapters.processes.nursery`."""
 
 
 def preload(_kind: str, device: str, _threads: int) -> None:
@@ -8,8 +8,8 @@ def preload(_kind: str, device: str, _threads: int) -> None:
         device: cpu or cuda; on CUDA nothing here asks the driver for devices.
     """
     if device == "cpu":
-        from yatt.trainer import cpu_shim
+        from yatt.trainer.mcore import cpu_shim
 
-        cpu_shim.install()
+        cpu_shim.install_shim()
     import yatt.trainer.device
     import yatt.trainer.worker  # noqa: F401

@@ -10,9 +10,9 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
-from yatt.trainer.model import Policy
-from yatt.trainer.passes import Tick, completion_logprobs, counts_tokens, reader_of
+from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
+from yatt.trainer.forward.passes import Tick, completion_logprobs, counts_tokens, reader_of
+from yatt.trainer.mcore.model import Policy
 
 ROUNDINGS = 4
 """Number of passes with different roundings; their mean varies by about a third for 30 tokens."""

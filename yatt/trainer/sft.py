@@ -18,7 +18,7 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from yatt.checkpoint.hf_folder import copy_side_files
+from yatt.checkpoint.convert.hf_folder import copy_side_files
 from yatt.collectives.group import collective_backend
 from yatt.config.schema import (
     DataSection,
@@ -30,12 +30,12 @@ from yatt.config.schema import (
     TrainerSection,
 )
 from yatt.models.model import model_of, read_model
-from yatt.trainer.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
+from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.device import prepare_process
-from yatt.trainer.hf_folder import export_hf
-from yatt.trainer.model import Policy, build_policy, join_model_parallel
-from yatt.trainer.passes import HeadInput, Reader, optimizer_step, reader_of
+from yatt.trainer.forward.passes import HeadInput, Reader, optimizer_step, reader_of
+from yatt.trainer.mcore.model import Policy, build_policy, join_model_parallel
 from yatt.trainer.sft_rows import Example
+from yatt.trainer.state.hf_folder import export_hf
 from yatt.weights.convert import HFTensors
 
 

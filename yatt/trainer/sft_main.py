@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_as
-from yatt.config.sft import NewModel, SftConfig, sft_rules
+from yatt.config.sections.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
 from yatt.models.families import FAMILIES
+from yatt.models.folder import decoder_config
 from yatt.models.model import read_config
 from yatt.trainer.sft import SftModel, SftSettings, train_sft
 from yatt.trainer.sft_rows import Example, read_examples
@@ -22,14 +23,14 @@ from yatt.trainer.sft_rows import Example, read_examples
 def main() -> int:
     """Trains; returns the exit code."""
     try:
-        train(load_as(SftConfig, [Path(sys.argv[1])], [], sft_rules))
+        train_model(load_as(SftConfig, [Path(sys.argv[1])], [], sft_rules))
     except YattError as error:
         sys.stderr.write(f"yatt sft: {error}\n")
         return error.exit_code
     return 0
 
 
-def train(config: SftConfig) -> None:
+def train_model(config: SftConfig) -> None:
     """Trains a model and writes it to the folder `config.output`."""
     output = Path(config.output)
     if not config.start:
@@ -47,7 +48,7 @@ def train(config: SftConfig) -> None:
     held_out = read_examples(Path(file), tokenizer, folder, limit) if file else []
     evaluation = Evaluation(config, held_out[: config.validation.max_prompts])
     start = config.start or new_config(config.new)
-    result = train_sft(start, batches(examples, config), output, settings, evaluation)
+    result = train_sft(start, shuffled_batches(examples, config), output, settings, evaluation)
     sys.stdout.write(f"{output}: {result.num_steps} steps, loss {result.loss:.4f}, {evaluation.said}\n")
 
 
@@ -57,7 +58,7 @@ class Evaluation:
     def __init__(self, config: SftConfig, held_out: list[Example]) -> None:
         self._config, self._held_out = config, held_out
         self._began_s = time.monotonic()
-        self.said = "not tried"
+        self.said = "no held-out rows"
 
     def __call__(self, step: int, loss: float, student: SftModel) -> bool:
         section = self._config.validation
@@ -94,11 +95,11 @@ def longest_sequence(config: SftConfig) -> int:
     """
     if not config.start:
         return config.new.max_position_embeddings
-    limit = read_config(config.start).get("max_position_embeddings", 0)
+    limit = decoder_config(read_config(config.start)).get("max_position_embeddings", 0)
     return limit if type(limit) is int else 0
 
 
-def batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example]]:
+def shuffled_batches(examples: list[Example], config: SftConfig) -> Iterator[list[Example]]:
     """Yields batches without end; every row is used once before any row is repeated."""
     draw = random.Random(f"sft/{config.seed}")
     waiting: list[Example] = []

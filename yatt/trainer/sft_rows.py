@@ -4,8 +4,8 @@ import itertools
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from yatt.adapters.data_rows import raw_rows
-from yatt.adapters.tokenizer import Tokenizer, eos_ids
+from yatt.adapters.inputs.data_rows import raw_rows
+from yatt.adapters.inputs.tokenizer import Tokenizer, eos_ids
 from yatt.errors import ConfigError
 
 Example = tuple[list[int], list[int]]

@@ -1,6 +1,8 @@
 """Executes the orders that a controller sends to a trainer rank.
 
-Orders first pass the fence of `yatt.adapters.worker_link`. Every order may arrive twice.
+Orders first pass the fence of `yatt.adapters.net.worker_link`. Every order may arrive twice.
+
+The ranks meet in a key-value store on rank 0, at the address in the run's network (adr/0020).
 """
 
 from collections.abc import Callable
@@ -14,32 +16,79 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from yatt.adapters.host_segment import plan_path
-from yatt.adapters.model_family import model_of_run
-from yatt.adapters.patience import patiently
-from yatt.checkpoint.hf_folder import copy_side_files
-from yatt.checkpoint.local_first import Ranges
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.store import Store
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.net.curve import CurveKeys
+from yatt.adapters.node_local.host_segment import plan_path
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.convert.hf_folder import copy_side_files
+from yatt.checkpoint.local.local_first import Ranges
+from yatt.checkpoint.store.store import Store
+from yatt.collectives.group import RunGroup
 from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
+from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
-from yatt.trainer.algorithm import algorithm_of
-from yatt.trainer.hf_folder import export_hf
-from yatt.trainer.host_copy import AREAS, STATE, HostCopy, host_copy_of
-from yatt.trainer.layout import check_layout
-from yatt.trainer.model import Policy, build_policy, build_reference
+from yatt.records.message import Join
+from yatt.trainer.forward.passes import Tick
+from yatt.trainer.forward.routes import Routes
+from yatt.trainer.mcore.layout import check_layout, refuse_tower
+from yatt.trainer.mcore.model import Policy, build_policy, build_reference, join_model_parallel
 from yatt.trainer.orders import ArrivedSamples, carried_out
-from yatt.trainer.passes import Tick
+from yatt.trainer.own_algorithm import algorithm_of
 from yatt.trainer.probe import MeasuredRounding, probe_logprobs
-from yatt.trainer.profile import profiler_of
-from yatt.trainer.publish import Weights
-from yatt.trainer.ranks import Meeting
-from yatt.trainer.restoring import CheckpointSource
-from yatt.trainer.routes import Routes
-from yatt.trainer.snapshot import restore, restore_weights, save_plan, saved_kl_coefficient, snapshot_common
-from yatt.trainer.update import KlCoefficient, Learner, sequence_cut, train_iteration
+from yatt.trainer.state.hf_folder import export_hf
+from yatt.trainer.state.host_copy import AREAS, STATE, HostCopy, host_copy_of
+from yatt.trainer.state.publish import Weights
+from yatt.trainer.state.restoring import CheckpointSource
+from yatt.trainer.state.snapshot import (
+    restore_state,
+    restore_weights,
+    save_plan,
+    saved_kl_coefficient,
+    snapshot_common,
+)
+from yatt.trainer.update.profile import profiler_of
+from yatt.trainer.update.update import KlCoefficient, Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
+
+
+class Meeting:
+    """This rank's store and process groups. Global rank 0 has the store, from `open_store` on."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._group: RunGroup | None = None
+
+    def open_store(self, host: str) -> int:
+        """Starts the store on a free port and returns the port; a second call returns the same port."""
+        return self._run_group().serve(host)
+
+    def join(self, order: Join) -> None:
+        """Joins the process group and creates megatron-core's; a second call does nothing.
+
+        Raises:
+            torch.distributed.DistStoreError: not all ranks joined in time.
+        """
+        if dist.is_initialized():
+            return
+        launch = self._config.launch
+        self._run_group().join(
+            (order.host, order.port), rank=order.global_rank, world_size=order.world_size,
+            device_type=self._device.type, join_s=launch.start_timeout_s, timeout_s=launch.phase_timeout_s,
+        )  # fmt: skip
+        join_model_parallel(self._config.trainer, self._config.run.seed)
+
+    def leave(self) -> None:
+        """Leaves the process group and stops the store."""
+        if self._group is not None:
+            self._group.leave()
+
+    def _run_group(self) -> RunGroup:
+        """Returns the group; its keys are read when they are needed."""
+        if self._group is None:
+            self._group = RunGroup(CurveKeys(RunPaths(Path(self._config.run.dir)).keys))
+        return self._group
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +163,10 @@ class TrainerRank:
     def _build(self, order: m.Build) -> m.Message:
         config = self._config
         limit_s = config.launch.phase_timeout_s
-        model = patiently(
+        model = with_retries(
             partial(model_of_run, config.model), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
+        refuse_tower(model.shape)
         check_layout(model.shape, config.trainer, dist.get_world_size())
         algorithm = algorithm_of(config)
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
@@ -147,7 +197,7 @@ class TrainerRank:
         return self._source.restored(order, partial(self._fill, order))
 
     def _fill(self, order: m.Restore, ranges: Ranges, manifest: Manifest) -> None:
-        fill = restore_weights if order.weights_only else restore
+        fill = restore_weights if order.weights_only else restore_state
         with self._ready.host.present(STATE):
             fill(self._policy, ranges, manifest, self._tick)
         self._ready.host.changed(0 if order.weights_only else manifest.iteration)

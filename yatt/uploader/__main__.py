@@ -15,26 +15,26 @@ from pathlib import Path
 
 import zmq
 
-from yatt.adapters.channel import Channel
-from yatt.adapters.curve import calling_socket
-from yatt.adapters.host_segment import Stamp
-from yatt.adapters.log_lines import log_to_stderr
-from yatt.adapters.patience import exit_code_of, patiently
-from yatt.adapters.process import leave_notice_to_controller
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.staged import load_on_node
-from yatt.adapters.thread_call import call_in_thread
-from yatt.adapters.worker_arguments import WorkerArguments, parse_arguments
-from yatt.adapters.worker_loop import serve_until_stopped
-from yatt.checkpoint.run_store import Stores
-from yatt.checkpoint.writing import Streams
+from yatt.adapters.files.patience import exit_code_of, with_retries
+from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.curve import calling_socket
+from yatt.adapters.net.worker_loop import serve_until_stopped
+from yatt.adapters.node_local.host_segment import Stamp
+from yatt.adapters.processes.log_lines import log_to_stderr
+from yatt.adapters.processes.process import leave_notice_to_controller
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.processes.worker_arguments import WorkerArguments, parse_arguments
+from yatt.adapters.run_folder.staged import load_on_node
+from yatt.checkpoint.commit.run_store import Stores
+from yatt.checkpoint.commit.writing import Streams
 from yatt.config.check import upload_limit
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, YattError
 from yatt.paths import RunPaths
 from yatt.records import message as m
 from yatt.uploader.local_files import LocalSaves
-from yatt.uploader.snapshot import read_plan
+from yatt.uploader.snapshot import read_snapshot_plan
 from yatt.uploader.upload import Throttle, UploadJob
 
 CONTROLLER = "controller"
@@ -92,7 +92,7 @@ class Uploader:
         async with self._uploading:
             stamp, stems = Stamp(self._attempt, order.iteration), [Path(stem) for stem in order.stems]
             store: Streams = self._stores.of(is_origin=False)
-            local = self._local.begin(order, sum(read_plan(stem).size_bytes for stem in stems))
+            local = self._local.begin(order, sum(read_snapshot_plan(stem).size_bytes for stem in stems))
             if local is not None:
                 store = local.beside(store)
             job = self._job = UploadJob(
@@ -172,7 +172,7 @@ def main() -> int:
     arguments = parse_arguments("The uploader of one node of a yatt run.")
     answer_stack_requests(arguments.run, arguments.worker, arguments.attempt)
     where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
-    config = patiently(partial(load_on_node, *where))
+    config = with_retries(partial(load_on_node, *where))
     return asyncio.run(serve(arguments, config))
 
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from yatt.adapters.files import Buffer
-from yatt.adapters.local_folder import remove
-from yatt.checkpoint.local_store import LocalStore
-from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile, ended
-from yatt.checkpoint.store import Written
-from yatt.checkpoint.writing import Streams
+from yatt.adapters.files.files import Buffer
+from yatt.adapters.node_local.local_folder import remove
+from yatt.checkpoint.commit.writing import Streams
+from yatt.checkpoint.local.local_store import LocalStore
+from yatt.checkpoint.local.local_tier import LocalTier, UnfinishedFile, folders_of_ended_runs
+from yatt.checkpoint.store.store import Written
 from yatt.config.schema import RunConfig
 from yatt.errors import words_of
 from yatt.records.message import Upload
@@ -217,7 +217,7 @@ class LocalSaves:
         try:
             tier = self._opened()
             tier.tidy()
-            for folder in ended(Path(self._config.checkpoint.local_dir)):
+            for folder in folders_of_ended_runs(Path(self._config.checkpoint.local_dir)):
                 if folder != tier.root:
                     remove(folder)
         except OSError as error:

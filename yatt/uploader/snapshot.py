@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.files import Buffer
-from yatt.adapters.host_segment import SegmentReader, Stamp, plan_path, segment_path
+from yatt.adapters.files.files import Buffer
+from yatt.adapters.node_local.host_segment import SegmentReader, Stamp, plan_path, segment_path
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, SavePlan
 
@@ -15,7 +15,7 @@ BLOCK_BYTES = 1 << 20
 """A block is copied, then its checksum is computed, then it is written: it stays in a core's cache."""
 
 
-def read_plan(stem: Path) -> SavePlan:
+def read_snapshot_plan(stem: Path) -> SavePlan:
     """Reads the plan beside a host copy.
 
     Raises:
@@ -38,7 +38,7 @@ class RankSnapshot:
     """
 
     def __init__(self, stem: Path, stamp: Stamp) -> None:
-        self.plan, self._stamp = read_plan(stem), stamp
+        self.plan, self._stamp = read_snapshot_plan(stem), stamp
         areas = {piece.area for pieces in self.plan.files for piece in pieces}
         self._segments = {area: SegmentReader(segment_path(stem, area)) for area in areas}
         self._copied: dict[tuple[int, PlannedPiece], bytes] = {}

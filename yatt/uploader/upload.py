@@ -6,10 +6,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from yatt.adapters.files import Buffer
-from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint.writing import Streams, write_file
-from yatt.core.checkpoint_names import shard_path
+from yatt.adapters.files.files import Buffer
+from yatt.adapters.node_local.host_segment import Stamp
+from yatt.checkpoint.commit.writing import Streams, write_file
+from yatt.core.attempts.checkpoint_names import shard_path
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlannedPiece, ShardFile
 from yatt.uploader.snapshot import RankSnapshot

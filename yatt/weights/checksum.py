@@ -21,13 +21,13 @@ GPU_CHUNK_WORDS = 1 << 24
 _MODULUS = 1 << 64
 
 
-def checksum(tensor: Tensor) -> str:
-    """``dtype/shape/hex``: see `described` and `box_sum`; the box is the whole tensor."""
+def tensor_checksum(tensor: Tensor) -> str:
+    """``dtype/shape/hex``: see `described_sum` and `box_sum`; the box is the whole tensor."""
     zeros = (0,) * tensor.dim()
-    return described(dtype_name(tensor), tuple(tensor.shape), box_sum(tensor, zeros, tuple(tensor.shape)))
+    return described_sum(dtype_name(tensor), tuple(tensor.shape), box_sum(tensor, zeros, tuple(tensor.shape)))
 
 
-def described(dtype: str, shape: Sequence[int], total: int | None) -> str:
+def described_sum(dtype: str, shape: Sequence[int], total: int | None) -> str:
     """``dtype/shape/hex``; without the number if it is not known."""
     return f"{dtype}/{'x'.join(map(str, shape))}/{'' if total is None else f'{total:016x}'}"
 

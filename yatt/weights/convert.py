@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yatt.adapters.patience import LIMIT_S, patiently
+from yatt.adapters.files.patience import LIMIT_S, with_retries
 from yatt.errors import ConfigError
 from yatt.models.quantized import BLOCK, SCALE, scale_shape
 from yatt.models.rows import EMBEDDING, OUTPUT, ROUTER_BIAS, WeightRow
@@ -82,7 +82,9 @@ class HFTensors:
         """
         tensor = self._read(name)
         return (
-            dequantised(tensor, self._read(name + SCALE)) if tensor.dtype is torch.float8_e4m3fn else tensor
+            dequantised_weight(tensor, self._read(name + SCALE))
+            if tensor.dtype is torch.float8_e4m3fn
+            else tensor
         )
 
     def _read(self, name: str) -> Tensor:
@@ -97,10 +99,10 @@ class HFTensors:
             self._tick()
             _LOG.warning("the model cannot be read (%s); trying again, up to %g s", error, self._limit_s)
 
-        return patiently(work, limit_s=self._limit_s, on_failure=failed)
+        return with_retries(work, limit_s=self._limit_s, on_failure=failed)
 
 
-def dequantised(weight: Tensor, scales: Tensor) -> Tensor:
+def dequantised_weight(weight: Tensor, scales: Tensor) -> Tensor:
     """The weight in float32: each block's elements times its scale.
 
     Args:
@@ -166,8 +168,8 @@ def load_weights(
     """
     table = {row.name: row for row in rows}
     for name, parameter in named_weights(models, groups):
-        row = row_of(table, name)
-        full = fuse(row, [source.read(hf_name) for hf_name in row.hf_names])
+        row = parameter_row(table, name)
+        full = fuse_tensors(row, [source.read(hf_name) for hf_name in row.hf_names])
         sharing = groups.sharing(row)
         shard = cut_shard(row, full, cut_of(row, parameter), rank=sharing.rank(), size=sharing.size())
         if shard.shape != parameter.shape:
@@ -179,7 +181,7 @@ def load_weights(
         tick()
 
 
-def row_of(table: Mapping[str, WeightRow], name: str) -> WeightRow:
+def parameter_row(table: Mapping[str, WeightRow], name: str) -> WeightRow:
     """The row of a parameter. The last pipeline stage's copy of tied embeddings has that of the embedding.
 
     Raises:
@@ -219,7 +221,7 @@ def export_weights(
             dist.broadcast(full, group_src=expert_rank, group=groups.ep)
         if groups.pp.size() > 1:
             dist.broadcast(full, group_src=stage, group=groups.pp)
-        yield from zip(row.hf_names, pick(row, full), strict=True)
+        yield from zip(row.hf_names, pick_tensors(row, full), strict=True)
 
 
 def _owners(
@@ -249,7 +251,7 @@ def write_index(folder: Path, file_of: dict[str, str], size_bytes: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def fuse(row: WeightRow, tensors: Sequence[Tensor]) -> Tensor:
+def fuse_tensors(row: WeightRow, tensors: Sequence[Tensor]) -> Tensor:
     """Combines Hugging Face tensors, in the order of `row.hf_names`, into the whole parameter.
 
     Raises:
@@ -264,8 +266,8 @@ def fuse(row: WeightRow, tensors: Sequence[Tensor]) -> Tensor:
     return _interleaved(row, _parts(row, dict(zip(row.hf_names, tensors, strict=True))))
 
 
-def pick(row: WeightRow, full: Tensor) -> list[Tensor]:
-    """Inverse of `fuse`: the Hugging Face tensors in a whole parameter."""
+def pick_tensors(row: WeightRow, full: Tensor) -> list[Tensor]:
+    """Inverse of `fuse_tensors`: the Hugging Face tensors in a whole parameter."""
     heights = [part.num_rows // row.groups for part in row.parts]
     grouped = full.reshape(row.groups, sum(heights), *full.shape[1:])
     parts = [part.reshape(-1, *full.shape[1:]) for part in torch.split(grouped, heights, 1)]

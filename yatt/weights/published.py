@@ -17,10 +17,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from yatt.adapters.host_segment import WEIGHTS, SegmentReader, Stamp, segment_path, weight_plan_path
+from yatt.adapters.node_local.host_segment import (
+    WEIGHTS,
+    SegmentReader,
+    Stamp,
+    segment_path,
+    weight_plan_path,
+)
 from yatt.errors import WorkerFailed
 from yatt.records.weights import PlannedWeight, WeightPlan
-from yatt.weights.checksum import box_sum, described
+from yatt.weights.checksum import box_sum, described_sum
 from yatt.weights.registered_memory import MemoryRegistrar
 
 
@@ -142,9 +148,9 @@ class PublishedWeights:
         return boxed
 
     def checksums(self, sums: dict[str, int]) -> dict[str, str]:
-        """Returns dtype, shape and, if it is in `sums`, checksum of each tensor, as `described` gives it."""
+        """Returns dtype, shape and, if it is in `sums`, checksum of each tensor, as by `described_sum`."""
         return {
-            name: described(planned.dtype, planned.shape, sums.get(name))
+            name: described_sum(planned.dtype, planned.shape, sums.get(name))
             for name, planned in self._planned.items()
         }
 

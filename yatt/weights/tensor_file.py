@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from yatt.adapters.tensor_header import invalid_file, read_header
+from yatt.adapters.inputs.tensor_header import invalid_file, read_header
 from yatt.errors import ConfigError
 
 CHUNK_BYTES = 64 << 20

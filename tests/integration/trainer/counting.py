@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.integration.trainer.program import make_config
-from yatt.adapters.host_segment import STATE, WEIGHTS
+from yatt.adapters.node_local.host_segment import STATE, WEIGHTS
 
 
 class LiveBytes(TorchDispatchMode):
@@ -63,10 +63,10 @@ def kept_bytes(host: Any) -> dict[str, int]:
 
 
 def count(job: dict, folder: Path) -> dict[str, Any]:
-    from yatt.adapters.model_family import model_of_run
-    from yatt.trainer import cpu_matmul, model as policies
+    from yatt.adapters.inputs.model_family import model_of_run
     from yatt.trainer.device import prepare_process
-    from yatt.trainer.host_copy import host_copy_of
+    from yatt.trainer.mcore import cpu_matmul, model as policies
+    from yatt.trainer.state.host_copy import host_copy_of
 
     config = make_config(job["model"], job["layout"])
     device = prepare_process(config, 0)
@@ -85,8 +85,8 @@ def trained(policy: Any, config: Any, job: dict, known: set[int]) -> dict[str, A
     from megatron.core import parallel_state as mpu
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-    from yatt.trainer import passes
-    from yatt.trainer.batches import SequenceLayout, micro_batch, one_turn
+    from yatt.trainer.attention.batches import SequenceLayout, micro_batch, one_turn
+    from yatt.trainer.forward import passes
 
     layout = config.trainer
     cp = layout.context_parallel_size

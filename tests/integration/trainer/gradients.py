@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from safetensors.torch import save_file
 
-from yatt.trainer.model import Policy
+from yatt.trainer.mcore.model import Policy
 from yatt.weights.convert import export_weights
 
 

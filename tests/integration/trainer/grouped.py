@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from yatt.trainer import grouped_experts
-from yatt.trainer.grouped_experts import GroupedExperts
-from yatt.trainer.grouped_product import grouped_product, together as put_together
-from yatt.trainer.model import Policy
+from yatt.trainer.mcore import grouped_experts
+from yatt.trainer.mcore.grouped_experts import GroupedExperts
+from yatt.trainer.mcore.grouped_product import grouped_product, stacked_matrices as put_together
+from yatt.trainer.mcore.model import Policy
 
 calls: list[int] = []
 """The number of matrices of each grouped product."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from yatt.trainer.model import Policy
+from yatt.trainer.mcore.model import Policy
 
 
 def kept_bytes(policy: Policy, train: Callable[[], object]) -> int:

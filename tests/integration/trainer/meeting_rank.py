@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from tests.integration.trainer.program import make_config
 from tests.runs import wait_for
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.store.store import FolderStore
 from yatt.records import message as m
 from yatt.trainer.device import prepare_process
 from yatt.trainer.worker import TrainerRank

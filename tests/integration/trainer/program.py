@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from yatt.adapters.collector import collect_rarely
-from yatt.adapters.host_segment import STATE, Stamp
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.store import FolderStore
+from yatt.adapters.machine.collector import collect_rarely
+from yatt.adapters.node_local.host_segment import STATE, Stamp
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.store.store import FolderStore
 from yatt.config.schema import (
     AlgorithmSection,
     CorrectionSection,
@@ -39,7 +39,7 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )
-from yatt.control.gpus.publications import added
+from yatt.control.gpus.weights.publications import sum_of_boxes
 from yatt.errors import ConfigError
 from yatt.records import cluster as c, message as m
 from yatt.uploader.upload import Throttle, UploadJob
@@ -185,8 +185,10 @@ def with_transfers(worker, order: m.Train) -> m.Train:
 
 def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     from tests.integration.trainer import grouped, varlen_kernel
-    from yatt.trainer import cpu_matmul, logprobs, model, probe
+    from yatt.trainer import probe
     from yatt.trainer.device import prepare_process
+    from yatt.trainer.forward import logprobs
+    from yatt.trainer.mcore import cpu_matmul, model
     from yatt.trainer.worker import TrainerRank
 
     family = job.get("family", "")
@@ -315,7 +317,7 @@ def with_moved_routers(train: Callable[[], None]) -> None:
     """Trains with routers that move between the pass of the old policy and the first update."""
     from megatron.core.transformer.moe.router import TopKRouter
 
-    from yatt.trainer import update
+    from yatt.trainer.update import update
 
     step = update.optimizer_step
 
@@ -336,7 +338,7 @@ def router_noise(layer: int, shape: torch.Size) -> torch.Tensor:
 
 
 def ddp_config() -> type:
-    """megatron-core's; a partial of it may stand in its place in `yatt.trainer.model`."""
+    """megatron-core's; a partial of it may stand in its place in `yatt.trainer.mcore.model`."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
     return DistributedDataParallelConfig
@@ -345,7 +347,7 @@ def ddp_config() -> type:
 def join_groups(config: RunConfig, *, keeps_groups: bool) -> None:
     from megatron.core import parallel_state as mpu
 
-    from yatt.trainer.model import join_model_parallel
+    from yatt.trainer.mcore.model import join_model_parallel
 
     if not keeps_groups:
         mpu.destroy_model_parallel()
@@ -362,7 +364,7 @@ def publish(worker, folder: Path, lengths: tuple[int, ...] = ()) -> dict:
     every: list = [None] * dist.get_world_size()
     dist.all_gather_object(every, answer.sums)
     if dist.get_rank() == 0:
-        keep_published(folder, Stamp(1, version), len(every), added(every))
+        keep_published(folder, Stamp(1, version), len(every), sum_of_boxes(every))
     dist.barrier()
     logprobs = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
     return {"logprobs": logprobs, "rounding": answer.rounding}

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def batches() -> ModuleType:
-    return trainer_module("batches")
+    return trainer_module("attention.batches")
 
 
 def sample(num_prompt, num_completion, start):

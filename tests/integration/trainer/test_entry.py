@@ -10,8 +10,8 @@ import zmq
 from tests.integration.trainer.conftest import child_environment
 from tests.integration.trainer.program import make_config, plans, samples
 from tests.runs import HANG_S
-from yatt.adapters.curve import make_keys
-from yatt.adapters.host_segment import SegmentReader, Stamp, segment_path
+from yatt.adapters.net.curve import make_keys
+from yatt.adapters.node_local.host_segment import SegmentReader, Stamp, segment_path
 from yatt.config.load import resolved_text
 from yatt.config.schema import LeaseSection, RewardSection, RunSection
 from yatt.records import message as m

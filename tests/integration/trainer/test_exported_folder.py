@@ -5,10 +5,10 @@ import torch
 
 from tests.integration.trainer.conftest import run_world
 from tests.saved_weights import tensors_in
-from yatt.checkpoint.export import export
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
-from yatt.checkpoint.verifying import verify
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.verifying import verify_checkpoint
+from yatt.checkpoint.convert.export import export_as_hf
+from yatt.checkpoint.store.store import FolderStore
 from yatt.models.folder import ModelFolder
 from yatt.models.model import read_model
 
@@ -34,11 +34,11 @@ def test_an_export_of_a_saved_checkpoint_equals_the_trainers_own(models, tmp_pat
     for name, (kind, _) in JOBS.items():
         checkpoints = Checkpoints(FolderStore(tmp_path / f"of-{name}"), 0)
         folder = ModelFolder(path=models[kind], model=read_model(str(models[kind])))
-        export(checkpoints, NAME, folder, tmp_path / name, lambda _: None)
+        export_as_hf(checkpoints, NAME, folder, tmp_path / name, lambda _: None)
         got, wanted = tensors_in(tmp_path / name), tensors_in(done[name].folder / "hf")
         assert got.keys() == wanted.keys()
         for key, tensor in wanted.items():
             assert (got[key].dtype, torch.equal(got[key], tensor)) == (tensor.dtype, True), (name, key)
-        assert verify(checkpoints, NAME, lambda _: None).damages == ()
+        assert verify_checkpoint(checkpoints, NAME, lambda _: None).damages == ()
         start = tensors_in(models[kind])
         assert any(not torch.equal(got[key].float(), start[key]) for key in start), "it was trained"

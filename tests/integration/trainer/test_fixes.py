@@ -18,10 +18,10 @@ for name in names:
         before[name] = "works"
     except Exception as error:
         before[name] = type(error).__name__
-from yatt.trainer import cpu_shim
+from yatt.trainer.mcore import cpu_shim
 assert not cpu_shim.is_installed()
-cpu_shim.install()
-cpu_shim.install()
+cpu_shim.install_shim()
+cpu_shim.install_shim()
 print(json.dumps({"before": before, "available": torch.cuda.is_available(), "type": torch.zeros(1).type(),
     "installed": cpu_shim.is_installed(), "device": str(torch.cuda.current_device())}))
 """
@@ -30,8 +30,8 @@ PRODUCTS = """
 import json
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from yatt.trainer import cpu_shim
-cpu_shim.install()
+from yatt.trainer.mcore import cpu_shim
+cpu_shim.install_shim()
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig

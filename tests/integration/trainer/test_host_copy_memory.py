@@ -13,7 +13,7 @@ from yatt.weights.registered_memory import MemoryRegistrar
 
 def host_copy_in(folder: Path) -> Any:
     folder.mkdir()
-    host = trainer_module("host_copy")
+    host = trainer_module("state.host_copy")
     areas = {host.WEIGHTS: [torch.ones(1 << 18)], host.STATE: [torch.zeros(1 << 18), torch.zeros(3)]}
     return host.HostCopy(areas, private=[torch.ones(5)], stem=folder / "rank-00000", attempt=1)
 
@@ -51,4 +51,4 @@ def test_segments_that_cannot_be_registered_leave_no_error_of_cuda_and_are_used(
 def test_torch_has_the_call_that_frees_the_workspaces_of_cublas():
     # A build for CPU lacks it, but its description of torch._C is the same.
     description = Path(torch.__file__).parent / "_C" / "__init__.pyi"
-    assert f"def {trainer_module('host_copy').CLEAR_WORKSPACES}() -> None" in description.read_text()
+    assert f"def {trainer_module('state.host_copy').CLEAR_WORKSPACES}() -> None" in description.read_text()

@@ -17,8 +17,8 @@ import zmq
 import zmq.auth
 
 from tests.runs import HANG_S, RunFile, environment, held_after, living, popen, start, wait_for
-from yatt.adapters.curve import CurveKeys, calling_socket, make_keys
-from yatt.adapters.key_value import Call, KeyValueClient, KeyValueServer, Table
+from yatt.adapters.net.curve import CurveKeys, calling_socket, make_keys
+from yatt.adapters.net.key_value import Call, KeyValueClient, KeyValueServer, Table
 
 RANK = "tests.integration.trainer.meeting_rank"
 

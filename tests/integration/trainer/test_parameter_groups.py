@@ -12,7 +12,7 @@ def groups(lr: float) -> list[dict[str, object]]:
 
 
 def test_a_group_of_dense_weights_is_none_of_experts_after_a_resume() -> None:
-    snapshot = trainer_module("snapshot")
+    snapshot = trainer_module("state.snapshot")
     ours = groups(0.1)
     policy = SimpleNamespace(optimizer=SimpleNamespace(param_groups=ours))
     saved = [{key: value for key, value in group.items() if key != "params"} for group in groups(0.3)]

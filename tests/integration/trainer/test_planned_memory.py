@@ -8,12 +8,12 @@ import pytest
 
 from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.program import make_config
+from yatt.forecast.memory.activations import TokenShare
+from yatt.forecast.memory.parameters import table_of
+from yatt.forecast.memory.ranks import planned_layout
+from yatt.forecast.memory.trainer import INDEX_BYTES, ITEM_BYTES, TrainerDemand, TrainerMemory, trainer_memory
 from yatt.models.model import read_model
-from yatt.planning.activations import TokenShare
-from yatt.planning.parameters import table_of
-from yatt.planning.ranks import layout_of
-from yatt.planning.trainer import INDEX_BYTES, ITEM_BYTES, TrainerDemand, TrainerMemory, trainer_memory
-from yatt.trainer import logprobs
+from yatt.trainer.forward import logprobs
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def counted(tmp_path_factory) -> dict[tuple[int, int], Counted]:
 
 def plan_of(job: dict, world: int) -> list[TrainerMemory]:
     config, model = make_config(job["model"], job["layout"]), read_model(job["model"])
-    layout, micro = layout_of(config.trainer, world), job["micro_batches"][0]
+    layout, micro = planned_layout(config.trainer, world), job["micro_batches"][0]
     tokens = sum(micro) // layout.cp
     share = TokenShare(
         num_tokens=tokens, longest=max(micro), item_bytes=ITEM_BYTES[config.model.dtype],
@@ -149,7 +149,7 @@ def test_a_layer_keeps_what_is_planned(counted):
 
 
 def test_the_chunks_of_the_head_are_the_trainers():
-    from yatt.planning import trainer
+    from yatt.forecast.memory import trainer
 
     planned = (trainer.CHUNK_BYTES, trainer.MIN_CHUNK, trainer.MAX_CHUNK)
     assert planned == (logprobs.CHUNK_BYTES, logprobs.MIN_CHUNK, logprobs.MAX_CHUNK)

@@ -7,7 +7,7 @@ import pytest
 from tests.packages import trainer_module
 
 
-def test_it_is_measured_at_the_first_publication_and_then_now_and_again(
+def test_the_rounding_error_is_measured_at_the_first_publication_and_each_sixteenth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe = trainer_module("probe")

@@ -15,7 +15,7 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.paper_losses import advantages, aggregated, completion_logprobs, saved
 from tests.integration.trainer.program import router_noise, samples
 from tests.integration.trainer.test_families import PAIR, SPREAD, TINY
-from yatt.trainer.stats import load_metrics
+from yatt.trainer.forward.stats import load_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "none"}}

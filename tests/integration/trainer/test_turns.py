@@ -20,7 +20,7 @@ CASES = {"ppo": PLAIN, "gspo": GSPO}
 
 
 def batches() -> ModuleType:
-    return trainer_module("batches")
+    return trainer_module("attention.batches")
 
 
 def jobs(model: str, layouts: dict) -> list[dict]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.unit.core.test_placement import config
-from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.commit.ownership import claim_store
+from yatt.checkpoint.store.store import FolderStore
 from yatt.errors import StoreUnreachable
 from yatt.records import message as m
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from yatt.trainer import varlen
-from yatt.trainer.varlen import VarlenBounds, masked_attention
+from yatt.trainer.attention import varlen
+from yatt.trainer.attention.varlen import VarlenBounds, masked_attention
 
 
 def varlen_attn(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters import bulk
+from yatt.adapters.net import bulk
 from yatt.errors import WorkerFailed
 
 BLOCK, SIZE = 1000, 7_300
@@ -49,7 +49,7 @@ def server() -> Iterator[bulk.BulkServer]:
 
 def got(ticket: bulk.Ticket, begin: int = 0, end: int = SIZE) -> dict[int, bytes]:
     blocks: dict[int, bytes] = {}
-    bulk.receive(ticket, begin, end, Taken(blocks))
+    bulk.receive_bytes(ticket, begin, end, Taken(blocks))
     return blocks
 
 
@@ -155,7 +155,7 @@ def test_what_becomes_invalid_is_not_sent_on(server: bulk.BulkServer) -> None:
     ticket, offered.valid_for = server.offer(offered), 3
     blocks: dict[int, bytes] = {}
     with pytest.raises(WorkerFailed, match="its offer has changed"):
-        bulk.receive(ticket, 0, SIZE, Taken(blocks))
+        bulk.receive_bytes(ticket, 0, SIZE, Taken(blocks))
     assert list(blocks) == [0, BLOCK, 2 * BLOCK]
 
 

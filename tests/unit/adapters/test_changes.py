@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.adapters.changes import apply_change, change_between
+from yatt.adapters.net.changes import apply_change, change_between
 from yatt.errors import WorkerFailed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from yatt.adapters.collector import collect_rarely, ending, importing
+from yatt.adapters.machine.collector import collect_rarely, without_collections, without_final_collections
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_an_import_is_not_gone_through_and_what_it_made_never_again() -> None:
     counted = []
     gc.callbacks.append(lambda phase, _: counted.append(phase))
     try:
-        with pytest.raises(ImportError), importing():
+        with pytest.raises(ImportError), without_collections():
             kept: list[list[object]] = [[] for _ in range(200_000)]
             raise ImportError
     finally:
@@ -78,7 +78,7 @@ def test_an_import_is_not_gone_through_and_what_it_made_never_again() -> None:
 def test_who_collects_by_itself_goes_on_doing_so() -> None:
     gc.disable()
     try:
-        with importing():
+        with without_collections():
             pass
         assert not gc.isenabled()
     finally:
@@ -89,7 +89,7 @@ def test_an_end_may_ask_for_a_collection_in_any_way() -> None:
     counted = []
     gc.callbacks.append(lambda phase, _: counted.append(phase))
     try:
-        with ending():
+        with without_final_collections():
             assert [gc.collect(), gc.collect(1), gc.collect(generation=2)] == [0, 0, 0]
     finally:
         gc.callbacks.pop()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters import compiler_cache
-from yatt.adapters.compiler_cache import FOLDERS, CompilerCache, unused_caches
-from yatt.cli.clean import clean
+from yatt.adapters.node_local import compiler_cache
+from yatt.adapters.node_local.compiler_cache import FOLDERS, CompilerCache, unused_caches
+from yatt.cli.commands.clean import clean
 
 USES = """
 import sys
 from pathlib import Path
-from yatt.adapters.compiler_cache import CompilerCache
+from yatt.adapters.node_local.compiler_cache import CompilerCache
 cache = CompilerCache(Path(sys.argv[1]))
 print(cache.variables()["VLLM_CACHE_ROOT"], flush=True)
 sys.stdin.read()

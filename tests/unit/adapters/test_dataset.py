@@ -4,8 +4,9 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ import pytest
 from pyarrow import parquet
 
 from tests.runs import wait_for
-from yatt.adapters import dataset
-from yatt.adapters.dataset import RowFiles, RowReader, check_rows
-from yatt.config.schema import DataSection
+from yatt.adapters.inputs import dataset
+from yatt.adapters.inputs.data_rows import called_columns, config_columns
+from yatt.adapters.inputs.dataset import RowFiles, RowReader, check_rows, read_data_rows
+from yatt.adapters.inputs.media import media_of
+from yatt.adapters.inputs.parquet_rows import BATCH_BYTES, parquet_batches
+from yatt.config.load import parse_resolved
+from yatt.config.schema import DataSection, RunConfig
 from yatt.errors import ConfigError, WorkerFailed
+from yatt.records.message import RowRef
 
 DATA = DataSection(train_files=("x",))
 TRUTHS = [4, "4", 2.5, [1, 2], {"numbers": [1, 2.5, None], "deep": {"yes": True}}, True, None, "", 0]
@@ -164,3 +170,79 @@ def test_rows_are_read_in_many_threads_at_once(tmp_path: Path) -> None:
         with closing(RowFiles((file,), DATA, tmp_path / "scratch")) as read, ThreadPoolExecutor(8) as pool:
             found = list(pool.map(read.row, range(64)))
         assert [each.prompt[0]["content"].split()[1] for each in found] == [str(n) for n in range(64)]
+
+
+def with_pictures(path: Path, size: int, **more: Any) -> str:
+    """A file of 48 rows in row groups of 8, each row with a picture of `size` bytes."""
+    rows = [row(number, images=[{"bytes": os.urandom(size), "path": None}], **more) for number in range(48)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=8)
+    return str(path)
+
+
+@contextmanager
+def counted_pool() -> Iterator[pyarrow.MemoryPool]:
+    """A pool that counts what Arrow takes from now on."""
+    counted, before = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool()), pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(counted)
+    try:
+        yield counted
+    finally:
+        pyarrow.set_memory_pool(before)
+
+
+def test_columns_that_nobody_needs_are_not_read(tmp_path: Path) -> None:
+    file = with_pictures(tmp_path / "pictures.parquet", 1 << 20)
+    scratch = tmp_path / "scratch"
+    with counted_pool() as pool:
+        assert check_rows((file,), DATA).rows == 48
+        with closing(RowFiles((file,), DATA, scratch, columns=config_columns(DATA))) as read:
+            assert set(read.row(47).raw) == {"prompt", "data_source", "reward_model"}
+        assert pool.max_memory() < 4 << 20
+        assert sum(each.stat().st_size for each in scratch.iterdir()) < 1 << 20, "nor copied"
+        rows = read_data_rows((file,), DATA, is_whole=True)
+        assert sum(len(each.raw) for each, _ in rows) == 48 * 4
+        assert pool.max_memory() > 8 << 20, "else the pool counts nothing"
+
+
+def test_batches_are_bounded_by_their_bytes(tmp_path: Path) -> None:
+    path = Path(with_pictures(tmp_path / "pictures.parquet", 4 << 20))
+    batches = [(len(batch), batch.nbytes) for batch in parquet_batches(path)]
+    assert sum(rows for rows, _ in batches) == 48
+    assert max(size for _, size in batches) <= BATCH_BYTES
+    scratch = tmp_path / "scratch"
+    with closing(RowFiles((str(path),), DATA, scratch)) as read:
+        assert [read.row(n).prompt[0]["content"].split()[1] for n in range(48)] == [str(n) for n in range(48)]
+        with pytest.raises(WorkerFailed, match="there is no row 49"):
+            read.read(RowRef(0, 48, 0), limit_s=0)
+
+
+def test_functions_that_take_whole_rows_get_all_columns() -> None:
+    def config(**sections: Any) -> RunConfig:
+        base = {"data": {"train_files": ["x"]}, "run": {"dir": "r"}, "model": {"path": "m"}}
+        base |= {
+            "optimizer": {"lr": 0.1},
+            "trainer": dict.fromkeys(("total_iterations", "train_batch_size", "mini_batch_size"), 1),
+        }
+        return parse_resolved(json.dumps(base | sections))
+
+    verl, trl = ({"name": style, "path": "r.py", "style": style} for style in ("verl", "trl"))
+    assert called_columns(config(rewards=[verl])) == config_columns(DATA)
+    assert called_columns(config(rewards=[verl, trl])) is None
+    assert called_columns(config(rewards=[verl], environment={"path": "e.py"})) is None
+
+
+def test_messages_show_a_row_without_its_bytes_and_without_end(tmp_path: Path) -> None:
+    file = tmp_path / "other.parquet"
+    rows = [{"question": "a" * 10_000, "images": [{"bytes": b"\x89PNG" * 4096, "path": None}]}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    with pytest.raises(ConfigError) as found:
+        check_rows((str(file),), DATA)
+    says = str(found.value)
+    assert "has no prompt: column 'prompt'" in says
+    assert "'question': 'aaa" in says
+    assert "<16,384 bytes>" in says
+    assert says.endswith("Correct the row, or write the column in data.prompt_key.")
+    assert len(says) < 700
+    with pytest.raises(ConfigError, match=r"<16,384 bytes>.* is not what was made") as found:
+        media_of({"bytes": b"\x89PNG" * 4096}, "row 1")
+    assert len(str(found.value)) < 400

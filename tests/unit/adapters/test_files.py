@@ -8,38 +8,57 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters import files
-from yatt.adapters.attempt_claim import check_newest, claim_attempt, mark_finished, remove_leftovers
-from yatt.adapters.files import claim, publish, read_or_none, sealed, unsealed, unsealed_any
-from yatt.adapters.ledger import COMMITTED, STARTED, attempts, known_commit, newest_attempt, note
+from yatt.adapters.files import files
+from yatt.adapters.files.files import (
+    create_exclusively,
+    read_or_none,
+    record_in,
+    sealed_record,
+    unsealed_any,
+    write_atomically,
+)
+from yatt.adapters.run_folder.attempt_claim import (
+    check_newest,
+    claim_attempt,
+    mark_finished,
+    remove_leftovers,
+)
+from yatt.adapters.run_folder.ledger import (
+    COMMITTED,
+    STARTED,
+    known_commit,
+    newest_attempt,
+    started_attempts,
+    write_record,
+)
 from yatt.errors import StaleAttempt
 from yatt.paths import RunPaths
 
 
 def test_publishing_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    publish(path, b"one")
-    publish(path, b"two")
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_claim_is_won_once(tmp_path: Path) -> None:
     path = tmp_path / "000001"
-    assert claim(path, b"me")
-    assert not claim(path, b"you")
+    assert create_exclusively(path, b"me")
+    assert not create_exclusively(path, b"you")
     assert path.read_bytes() == b"me"
     assert [p.name for p in tmp_path.iterdir()] == ["000001"]
 
 
 def test_a_torn_or_foreign_record_is_not_read(tmp_path: Path) -> None:
-    record = sealed({"address": "tcp://x"}, 3)
-    assert unsealed(record, 3) == {"address": "tcp://x", "attempt": 3}
-    assert unsealed(record[:-5], 3) is None
-    assert unsealed(None, 3) is None
-    assert unsealed(record, 4) is None, "of an older attempt"
+    record = sealed_record({"address": "tcp://x"}, 3)
+    assert record_in(record, 3) == {"address": "tcp://x", "attempt": 3}
+    assert record_in(record[:-5], 3) is None
+    assert record_in(None, 3) is None
+    assert record_in(record, 4) is None, "of an older attempt"
     with pytest.raises(StaleAttempt, match="attempt 3 was claimed while 2 was running"):
-        unsealed(record, 2)
+        record_in(record, 2)
     assert read_or_none(tmp_path / "nothing") is None
 
 
@@ -80,7 +99,7 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     attempt = claim_attempt(paths)
     left = [_cut_off(paths.attempt(attempt) / "heartbeat"), _cut_off(paths.root / "metrics.jsonl")]
     claimed = _cut_off(paths.claims / "000002")
-    publish(paths.attempt(attempt) / "heartbeat", b"1")
+    write_atomically(paths.attempt(attempt) / "heartbeat", b"1")
     (paths.root / ".hidden").touch()
     remove_leftovers(paths, attempt)
     assert [path.exists() for path in left] == [False, False]
@@ -116,10 +135,10 @@ def test_what_lies_in_the_place_of_a_file_is_neither_waited_for_nor_read(tmp_pat
     with pytest.raises(OSError, match=r"is not a regular file|has more than 256 MiB"):
         read_or_none(tmp_path / "it")
     if kind == "endless":
-        assert not claim(tmp_path / "it", b"mine")
+        assert not create_exclusively(tmp_path / "it", b"mine")
     else:
         with pytest.raises(OSError, match="is not a regular file"):
-            claim(tmp_path / "it", b"mine")
+            create_exclusively(tmp_path / "it", b"mine")
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
@@ -132,16 +151,16 @@ def test_a_well_sealed_text_that_is_no_record_is_none(text: str) -> None:
     assert unsealed_any(resealed(text)) is None
 
 
-def test_strange_names_and_numbers_in_a_ledger_are_nobodys(tmp_path: Path) -> None:
+def test_strange_names_and_numbers_in_a_ledger_are_ignored(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    note(paths, 3, STARTED, {"committed": 5})
+    write_record(paths, 3, STARTED, {"committed": 5})
     for folder in (paths.claims, tmp_path / "attempts"):
         for name in ("\u00b2", "\u0663", "9" * 200, "-1", "1e3", "3.5"):
             (folder / name).mkdir(parents=True)
     for number in ([1], "x", None, 1.5, True):
-        note(paths, 4, COMMITTED, {"iteration": number})
+        write_record(paths, 4, COMMITTED, {"iteration": number})
         assert known_commit(paths) == (5, 3)
-    assert (newest_attempt(paths), [each.number for each in attempts(paths)]) == (0, [3])
+    assert (newest_attempt(paths), [each.number for each in started_attempts(paths)]) == (0, [3])
     put_special(paths.attempt(5) / COMMITTED, "pipe")
     with pytest.raises(OSError, match="is not a regular file"):
         known_commit(paths)

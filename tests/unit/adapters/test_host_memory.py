@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.host_memory import available_bytes, used_bytes, weights_bytes
+from yatt.adapters.machine.host_memory import available_bytes, used_bytes, weights_bytes
 
 MIB = 1 << 20
 

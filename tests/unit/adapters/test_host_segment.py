@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters import host_segment
-from yatt.adapters.host_segment import HEADER_BYTES, SegmentReader, SegmentWriter, Stamp, aligned
+from yatt.adapters.node_local import host_segment
+from yatt.adapters.node_local.host_segment import (
+    HEADER_BYTES,
+    SegmentReader,
+    SegmentWriter,
+    Stamp,
+    aligned_size,
+)
 from yatt.errors import ConfigError, WorkerFailed
 
 
@@ -102,4 +108,4 @@ def test_a_full_memory_filesystem_is_named_before_anything_is_written(
 
 
 def test_sizes_are_rounded_up_to_whole_cache_lines() -> None:
-    assert [aligned(n) for n in (0, 1, 64, 65)] == [0, 64, 64, 128]
+    assert [aligned_size(n) for n in (0, 1, 64, 65)] == [0, 64, 64, 128]

@@ -8,22 +8,28 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import make_scripted_model
-from yatt.adapters import input_digests as digests
-from yatt.config.environment import EnvironmentSection
+from yatt.adapters.inputs import input_digests as digests
 from yatt.config.schema import RunConfig
-from yatt.config.scoring import GenRMSection, RewardSection
+from yatt.config.sections.environment import EnvironmentSection
+from yatt.config.sections.scoring import GenRMSection, RewardSection
 from yatt.records import inputs
 
 REWARD = "import helper\nfrom package import part\n\ndef compute_score(*_): return helper.SCORE\n"
 
 
+def digests_of(config: RunConfig) -> dict[str, str]:
+    found: dict[str, str] = {}
+    digests.add_input_digests(config, found)
+    return found
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     """Every kind of input, each with files of its own."""
-    from yatt.config.algorithm import AlgorithmSection
-    from yatt.config.operation import RunSection
     from yatt.config.schema import DataSection, ModelSection, RolloutSection
-    from yatt.config.training import OptimizerSection, TrainerSection
+    from yatt.config.sections.algorithm import AlgorithmSection
+    from yatt.config.sections.operation import RunSection
+    from yatt.config.sections.training import OptimizerSection, TrainerSection
 
     for name in ("policy", "judge"):
         folder = Path(make_scripted_model(tmp_path / name))
@@ -74,35 +80,35 @@ CHANGES = {
 
 
 def test_a_change_of_a_file_is_a_change_of_its_input_only(config: RunConfig, tmp_path: Path) -> None:
-    before = digests.input_digests(config)
-    assert before == digests.input_digests(config)
+    before = digests_of(config)
+    assert before == digests_of(config)
     assert set(before) == {*CHANGES.values(), "chat_template"} - {""}
     for file, name in CHANGES.items():
         path = tmp_path / file
         old = path.read_bytes()
         path.write_bytes(old[:-1] + b"#" if old else b"#")
-        now = digests.input_digests(config)
+        now = digests_of(config)
         assert {each for each in before if now.get(each) != before[each]} == {name} - {""}, file
         path.write_bytes(old)
-    assert digests.input_digests(config) == before
+    assert digests_of(config) == before
 
 
 def test_the_template_is_no_part_of_the_tokenizer(config: RunConfig, tmp_path: Path) -> None:
-    before = digests.input_digests(config)
+    before = digests_of(config)
     settings = tmp_path / "policy/tokenizer_config.json"
     values = json.loads(settings.read_text())
     for key, name in (("chat_template", "chat_template"), ("eos_token", "tokenizer")):
         settings.write_text(json.dumps(values | {key: "another"}))
-        now = digests.input_digests(config)
+        now = digests_of(config)
         assert {each for each in before if now[each] != before[each]} == {name}
     settings.write_text(json.dumps(values, indent=8))
-    assert digests.input_digests(config) == before, "the same values"
+    assert digests_of(config) == before, "the same values"
     (tmp_path / "policy/chat_template.jinja").write_text("another")
-    assert digests.input_digests(config)["chat_template"] != before["chat_template"]
+    assert digests_of(config)["chat_template"] != before["chat_template"]
 
 
 def test_files_that_have_moved_are_the_same(config: RunConfig, tmp_path: Path) -> None:
-    before = digests.input_digests(config)
+    before = digests_of(config)
     for name in ("policy", "judge", "reward", "other", "world", "held-out.jsonl"):
         (tmp_path / name).rename(tmp_path / f"new-{name}")
     place = lambda path: path and path.replace(str(tmp_path), f"{tmp_path}/x").replace("/x/", "/new-")  # noqa: E731
@@ -115,7 +121,7 @@ def test_files_that_have_moved_are_the_same(config: RunConfig, tmp_path: Path) -
         rewards=tuple(replace(r, path=place(r.path)) for r in config.rewards),
         genrms=tuple(replace(g, model=place(g.model), path=place(g.path)) for g in config.genrms),
     )
-    assert digests.input_digests(moved) == before
+    assert digests_of(moved) == before
 
 
 def test_an_input_that_cannot_be_read_is_missing(config: RunConfig, tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_an_input_that_cannot_be_read_is_missing(config: RunConfig, tmp_path: Pa
     (tmp_path / "world/world.py").unlink()
     (tmp_path / "judge/tokenizer_config.json").write_text("[" * 100_000)
     gone = {"tokenizer", "chat_template", "data.val_files", "environment", "genrms[judge].model"}
-    assert set(digests.input_digests(config)) == {*CHANGES.values()} - gone - {""}
+    assert set(digests_of(config)) == {*CHANGES.values()} - gone - {""}
 
 
 @pytest.mark.parametrize("how", ["gone", "empty"])
@@ -137,11 +143,13 @@ def test_a_model_that_is_not_mounted_is_unknown_and_no_other_model(
     if how == "empty":
         (tmp_path / "policy").mkdir()
     of_policy = {"tokenizer", "chat_template", "model_config", "weights"}
-    assert set(digests.input_digests(config)) == {*CHANGES.values()} - of_policy - {""}
+    assert set(digests_of(config)) == {*CHANGES.values()} - of_policy - {""}
 
 
 @pytest.mark.parametrize("at", [0, -1, digests.BLOCK_BYTES - 1, "length"])
-def test_of_a_large_file_blocks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: object) -> None:
+def test_the_digest_of_a_large_file_reads_blocks_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: object
+) -> None:
     monkeypatch.setattr(digests, "WHOLE_BYTES", 1 << 20)
     path = tmp_path / "weights"
     content = bytearray(os.urandom(2 << 20))
@@ -222,4 +230,4 @@ def test_a_fifo_in_the_place_of_an_input_holds_nobody(config: RunConfig) -> None
     held_out = Path(config.data.val_files[0])
     held_out.unlink()
     os.mkfifo(held_out)
-    assert inputs.HELD_OUT not in digests.input_digests(config)
+    assert inputs.HELD_OUT not in digests_of(config)

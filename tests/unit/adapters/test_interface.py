@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters.interface import IF_INET6, address_of, interface_of
+from yatt.adapters.net.interface import IF_INET6, address_of, interface_of
 from yatt.config.site import SiteConfig, load_site
 from yatt.errors import ConfigError
-from yatt.launch.network import listening_place, own_address
+from yatt.launch.node.network import listening_place, own_address
 
 ipv6 = pytest.mark.skipif(not IF_INET6.exists(), reason="no IPv6 on this machine")
 
@@ -43,7 +43,7 @@ def test_an_interface_with_ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "fe8000000000000000fc00fffe000001 04 40 20 80     ib7\n"
         "20010db8000000000000000000000002 04 40 00 82     ib7\n"
     )
-    monkeypatch.setattr("yatt.adapters.interface.IF_INET6", listed)
+    monkeypatch.setattr("yatt.adapters.net.interface.IF_INET6", listed)
     assert address_of("ib7") == address_of("ib7", 6) == "2001:db8::2"
     with pytest.raises(OSError, match=r"\w"):
         address_of("ib7", 4)

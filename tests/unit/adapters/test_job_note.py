@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs import environment, wait_for
-from yatt.adapters import job_note
-from yatt.adapters.job_note import JobNote, is_same_job, names_run, note_job, noted_job, only_submitter
+from yatt.adapters.slurm import job_note
+from yatt.adapters.slurm.job_note import JobNote, is_same_job, names_run, note_job, noted_job, only_submitter
 from yatt.errors import DeadlineExceeded
 from yatt.paths import RunPaths
 
@@ -58,7 +58,7 @@ def test_a_job_is_the_noted_one_by_its_command_and_not_by_what_can_be_changed(tm
 SUBMITTER = """
 import sys, time
 from pathlib import Path
-from yatt.adapters.job_note import only_submitter
+from yatt.adapters.slurm.job_note import only_submitter
 from yatt.paths import RunPaths
 root = Path(sys.argv[1])
 with only_submitter(RunPaths(root)):
@@ -81,7 +81,7 @@ def test_eight_submitters_are_inside_one_after_another(tmp_path):
     assert not (tmp_path / "submitting").exists()
 
 
-def test_one_that_is_killed_inside_is_in_nobodys_way(tmp_path):
+def test_submit_lock_is_released_when_its_owner_is_killed(tmp_path):
     killed = submitter(tmp_path, 0, 600)
     wait_for((tmp_path / "submitting").exists, what="the claim")
     assert killed.stdout is not None
@@ -93,7 +93,7 @@ def test_one_that_is_killed_inside_is_in_nobodys_way(tmp_path):
     assert not (tmp_path / "submitting").exists()
 
 
-def test_one_elsewhere_is_waited_for_and_then_named(tmp_path, monkeypatch):
+def test_a_submitter_on_another_machine_is_waited_for_and_then_named(tmp_path, monkeypatch):
     monkeypatch.setattr(job_note, "WAIT_S", 0.5)
     claimed = {"pid": os.getpid(), "begun": "1", "place": "another boot", "host": "login2"}
     (tmp_path / "submitting").write_text(json.dumps(claimed))

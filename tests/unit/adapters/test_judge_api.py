@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.runs import HANG_S
-from yatt.adapters import judge_api
-from yatt.adapters.judge_api import JudgeApi, check_api, read_answer, retry_after_s
-from yatt.config.scoring import ApiSection, GenRMSection, VerdictSection
+from yatt.adapters.net import judge_api
+from yatt.adapters.net.judge_api import JudgeApi, check_api, read_answer, retry_after_s
+from yatt.config.sections.scoring import ApiSection, GenRMSection, VerdictSection
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
 from yatt.records.judged import REFUSED, Said

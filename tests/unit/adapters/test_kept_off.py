@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from yatt.adapters import ledger
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.kept_off import TRIES, KeptOff, affordable, mebibytes
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder import ledger
+from yatt.adapters.slurm.kept_off import TRIES, KeptOff, affordable_exclusions, slurm_mebibytes
+from yatt.adapters.slurm.slurm import Slurm
 from yatt.paths import RunPaths
 
 NODE = {
@@ -55,7 +55,7 @@ def test_a_job_is_kept_off_no_more_nodes_than_it_can_do_without(part, changed, o
 
     def kept_off(num_nodes: int) -> list[str]:
         mine = {**PART, **part, "NumNodes": f"{num_nodes}"}
-        return affordable(["n3", "n1", "n3", "gone"], [mine], [nodes], [others])[0]
+        return affordable_exclusions(["n3", "n1", "n3", "gone"], [mine], [nodes], [others])[0]
 
     assert kept_off(2) == off
     assert len(kept_off(3)) == max(0, len(off) - 1)
@@ -68,7 +68,7 @@ def test_a_job_is_kept_off_no_more_nodes_than_it_can_do_without(part, changed, o
 def test_components_that_might_be_given_the_same_nodes_need_them_together(partitions, spare) -> None:
     nodes = {name: NODE for name in NAMES} | {f"c{n}": {**NODE, "Partitions": "cpu"} for n in range(4)}
     parts = [{**PART, "Partition": partition} for partition in partitions]
-    off = affordable(["n3", "n1", "c1", "c2"], parts, [nodes, nodes], [[], []])
+    off = affordable_exclusions(["n3", "n1", "c1", "c2"], parts, [nodes, nodes], [[], []])
     assert [len(names) for names in off] == [spare, spare]
 
 
@@ -76,7 +76,7 @@ def test_components_that_might_be_given_the_same_nodes_need_them_together(partit
     ("text", "said"), [("1.5T", 1572864), ("2G", 2048), ("500M", 500), ("7", 7), ("", 0)]
 )
 def test_memory_is_read_as_slurm_writes_it(text: str, said: int) -> None:
-    assert mebibytes(text) == said
+    assert slurm_mebibytes(text) == said
 
 
 SCONTROL = """
@@ -132,12 +132,12 @@ def run_of(folder: Path, *unfit: int) -> RunPaths:
     """One whose only attempt found these of its nodes unfit: its node 0 was n1, and so on."""
     paths = RunPaths(folder / "run")
     paths.root.mkdir()
-    ledger.note(paths, 1, ledger.STARTED, {"hosts": {}})
-    ledger.note(paths, 1, ledger.ENDED, {"unfit": list(unfit)})
+    ledger.write_record(paths, 1, ledger.STARTED, {"hosts": {}})
+    ledger.write_record(paths, 1, ledger.ENDED, {"unfit": list(unfit)})
     for node in range(4):
         entry = paths.controller_record(1, node)
         entry.parent.mkdir(exist_ok=True)
-        publish(entry, sealed({"slurm_node": f"n{node + 1}"}, 1))
+        write_atomically(entry, sealed_record({"slurm_node": f"n{node + 1}"}, 1))
     return paths
 
 
@@ -183,7 +183,7 @@ def test_a_job_that_is_completing_needs_more_nodes_than_it_still_has(tmp_path: P
 
 
 def test_a_refusal_is_asked_again_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yatt.adapters.kept_off.PAUSE_S", 0.0)
+    monkeypatch.setattr("yatt.adapters.slurm.kept_off.PAUSE_S", 0.0)
     job = OneJob(tmp_path, "", refusals=3)
     KeptOff(run_of(tmp_path), job.slurm).renew("7", ["n1"], 1)
     assert job.state()["changes"] == [["7", "n1"]]
@@ -193,7 +193,7 @@ def test_what_was_added_is_known_though_a_change_was_refused_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the job would collect one node after the other."""
-    monkeypatch.setattr("yatt.adapters.kept_off.PAUSE_S", 0.0)
+    monkeypatch.setattr("yatt.adapters.slurm.kept_off.PAUSE_S", 0.0)
     job = OneJob(tmp_path, "n8")
     keep = KeptOff(run_of(tmp_path), job.slurm)
     keep.renew("7", ["n1"], 1)
@@ -206,11 +206,11 @@ def test_what_was_added_is_known_though_a_change_was_refused_for_good(
 
 def test_a_record_that_makes_no_sense_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job, paths = OneJob(tmp_path, "n[a-b]"), run_of(tmp_path, 0)
-    publish(paths.controller_record(1, 0), sealed({"no": "name"}, 1))
+    write_atomically(paths.controller_record(1, 0), sealed_record({"no": "name"}, 1))
     with caplog.at_level(logging.WARNING):
         KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
     assert "are not known: KeyError" in caplog.text
-    ledger.note(paths, 1, ledger.ENDED, {})
+    ledger.write_record(paths, 1, ledger.ENDED, {})
     KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
     assert job.excluded() == ["n[a-b]"]
 

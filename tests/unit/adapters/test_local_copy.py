@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs import wait_for
-from yatt.adapters import copied_files, local_copy
-from yatt.adapters.copied_files import CopiedFiles, GivenUp, leaf_of, parts_of
-from yatt.adapters.local_copy import LocalCopies
+from yatt.adapters.node_local import copied_files, local_copy
+from yatt.adapters.node_local.copied_files import CopiedFiles, GivenUp, copied_parts, leaf_of
+from yatt.adapters.node_local.local_copy import LocalCopies
 
 FILES = {
     "config.json": b"{}",
@@ -97,8 +97,8 @@ def test_a_copy_that_a_crash_has_cut_is_made_anew(model: Path, tmp_path: Path) -
 TAKE = """
 import sys, time
 from pathlib import Path
-from yatt.adapters import copied_files
-from yatt.adapters.local_copy import LocalCopies
+from yatt.adapters.node_local import copied_files
+from yatt.adapters.node_local.local_copy import LocalCopies
 make, copy = LocalCopies._make, copied_files._Copying._copy
 def telling(*about):
     print("makes", flush=True)
@@ -141,7 +141,7 @@ def end(process: "subprocess.Popen[str]") -> list[str]:
     return said.splitlines()
 
 
-def test_of_many_processes_one_makes_it(model: Path, tmp_path: Path) -> None:
+def test_concurrent_processes_make_a_local_copy_once(model: Path, tmp_path: Path) -> None:
     large = os.urandom(64 << 20)
     (model / "large").write_bytes(large)
     processes = [waiting_taker(tmp_path, model) for _ in range(4)]
@@ -153,7 +153,7 @@ def test_of_many_processes_one_makes_it(model: Path, tmp_path: Path) -> None:
     assert content(Path(said[0][-1])) == {**FILES, "large": large}
 
 
-def test_one_who_is_killed_while_copying_leaves_whole_files_only(
+def test_a_copier_that_is_killed_leaves_whole_files_only(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = taker(tmp_path, model, "slowly")
@@ -348,6 +348,6 @@ def test_a_folder_that_another_may_have_planted_is_not_used(tmp_path: Path, plan
 def test_what_is_neither_file_nor_folder_is_refused(model: Path) -> None:
     os.mkfifo(model / "pipe")
     with pytest.raises(OSError, match="neither a file nor a folder"):
-        parts_of(model)
+        copied_parts(model)
     with pytest.raises(FileNotFoundError):
-        parts_of(model / "missing")
+        copied_parts(model / "missing")

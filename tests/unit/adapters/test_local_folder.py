@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.local_folder import (
+from yatt.adapters.node_local.local_folder import (
     OWNER,
-    check_memory,
+    check_in_memory,
     create,
-    dead,
+    folder_owner,
+    folder_prefix,
+    folders_of_the_dead,
     is_ours,
     new_name,
-    owner_of,
-    prefix,
     remove,
 )
-from yatt.adapters.process import Identity
-from yatt.cli.clean import clean
+from yatt.adapters.processes.process import Identity
+from yatt.cli.commands.clean import clean
 from yatt.errors import ConfigError
 from yatt.paths import LOCAL_NAME_BYTES
 
 MAKE = """
 import os, sys
 from pathlib import Path
-from yatt.adapters.local_folder import create, new_name
+from yatt.adapters.node_local.local_folder import create, new_name
 folder = Path(sys.argv[1]) / new_name()
 create(folder, {"run": "/r"})
 (folder / "weights").write_bytes(b"x" * 1000)
@@ -57,14 +57,14 @@ def test_a_folder_is_private_and_names_its_owner(tmp_path: Path) -> None:
     create(folder, {"run": "/r"})
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / OWNER).stat().st_mode) == 0o600
-    assert owner_of(folder) == Identity.of(os.getpid())
-    assert list(dead(tmp_path)) == []
+    assert folder_owner(folder) == Identity.of(os.getpid())
+    assert list(folders_of_the_dead(tmp_path)) == []
 
 
 def test_no_two_names_are_alike_and_none_is_too_long_for_a_socket() -> None:
     names = {new_name() for _ in range(1000)}
     assert len(names) == 1000
-    assert all(name.startswith(prefix()) and len(name) <= LOCAL_NAME_BYTES for name in names)
+    assert all(name.startswith(folder_prefix()) and len(name) <= LOCAL_NAME_BYTES for name in names)
 
 
 def test_what_is_there_already_is_not_used(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_a_killed_owners_folder_is_dead_and_a_living_ones_is_not(tmp_path: Path)
     doomed, second = maker(tmp_path)
     killed(doomed)
     try:
-        assert list(dead(tmp_path)) == [second]
+        assert list(folders_of_the_dead(tmp_path)) == [second]
     finally:
         killed(living)
-    assert sorted(dead(tmp_path)) == sorted([first, second])
+    assert sorted(folders_of_the_dead(tmp_path)) == sorted([first, second])
 
 
 def test_what_is_not_surely_dead_stays(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_is_not_surely_dead_stays(tmp_path: Path) -> None:
     os.mkfifo(fifo / OWNER)
     (tmp_path / "yatt-4711-0123456789abcdef").mkdir()
     sure = planted(json.dumps({"owner": asdict(gone)}))
-    assert list(dead(tmp_path)) == [sure]
+    assert list(folders_of_the_dead(tmp_path)) == [sure]
 
 
 def test_a_link_is_neither_followed_nor_removed(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_clean_says_what_it_removes_and_removes_nothing_when_dry(
 
 
 def test_weights_pass_through_memory_only(tmp_path: Path) -> None:
-    check_memory(Path("/dev/shm"), "launch.shm_dir")
+    check_in_memory(Path("/dev/shm"), "launch.shm_dir")
     with pytest.raises(ConfigError, match=r"launch\.shm_dir: there is no folder .*nowhere\. Write /dev/shm"):
-        check_memory(tmp_path / "nowhere", "launch.shm_dir")
+        check_in_memory(tmp_path / "nowhere", "launch.shm_dir")
     with pytest.raises(
         ConfigError, match=r"launch\.shm_dir: /proc is on proc, which is not a memory filesystem"
     ):
-        check_memory(Path("/proc"), "launch.shm_dir")
+        check_in_memory(Path("/proc"), "launch.shm_dir")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 from tests.runs import HANG_S, turns
-from yatt.adapters.paced_reader import PacedReader
+from yatt.adapters.net.paced_reader import PacedReader
 
 
 class Pipe:

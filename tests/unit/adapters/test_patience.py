@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters.patience import exit_code_of, patiently, until_answered
+from yatt.adapters.files.patience import exit_code_of, until_answered, with_retries
 from yatt.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def test_the_wait_is_bounded_and_ends_with_the_last_error():
         until_answered(failing(10**6), errors=(Down,), limit_s=0.5)
 
 
-def test_a_call_that_hangs_is_bounded_too():
+def test_a_hanging_call_is_bounded():
     gate = threading.Event()
     try:
         with pytest.raises(TimeoutError):
@@ -85,7 +85,7 @@ def passing(in_words: bool, times: list[int]):
 @pytest.mark.parametrize("in_words", [False, True])
 def test_a_passing_error_is_tried_again_in_whatever_words(in_words):
     times: list[int] = []
-    assert patiently(lambda: passing(in_words, times)) == "answer"
+    assert with_retries(lambda: passing(in_words, times)) == "answer"
     assert len(times) == 2
 
 
@@ -98,7 +98,7 @@ def test_what_will_not_pass_is_told_at_once(error):
         raise error
 
     with pytest.raises(type(error)):
-        patiently(work)
+        with_retries(work)
     assert len(times) == 1
 
 

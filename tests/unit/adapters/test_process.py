@@ -16,8 +16,8 @@ import pytest
 from tests.conftest import children_of
 from tests.runs import HANG_S, environment, until, wait_for
 from tests.standing_still import interpreter_that_stands_still
-from yatt.adapters import bound
-from yatt.adapters.process import END, ChildProgram, ChildStart, Identity, open_log, spawn
+from yatt.adapters.processes import bound
+from yatt.adapters.processes.process import END, ChildProgram, ChildStart, Identity, open_log, spawn
 
 SLEEPER = "import time; print('begun', flush=True); time.sleep(60)"
 
@@ -98,7 +98,7 @@ def test_a_childs_end_is_heard_also_when_it_has_ended_before_anybody_listens(tmp
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from yatt.adapters.process import ChildStart, ChildProgram, open_log
+from yatt.adapters.processes.process import ChildStart, ChildProgram, open_log
 
 async def main():
     argv = [sys.argv[1], "-c", sys.argv[3]]
@@ -182,8 +182,8 @@ ORPHANED = """
 import asyncio, os, sys
 from pathlib import Path
 from tests.unit.adapters.test_process import started
-from yatt.adapters.orphans import MARK, adopt_orphans
-from yatt.control.gpus.orphans import OrphanWatch
+from yatt.adapters.processes.orphans import MARK, adopt_orphans
+from yatt.control.gpus.processes.orphans import OrphanWatch
 
 async def main(folder):
     adopt_orphans()

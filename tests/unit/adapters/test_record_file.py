@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from yatt.adapters import record_file
-from yatt.adapters.record_file import PREFIX_BYTES, RecordReader, RecordWriter, encoded
+from yatt.adapters.files import record_file
+from yatt.adapters.files.record_file import PREFIX_BYTES, RecordReader, RecordWriter, encoded_record
 from yatt.errors import FolderGone
 
 LINE = b"a format 1\n"
@@ -39,7 +39,7 @@ def test_a_torn_tail_is_ignored_wherever_it_is_torn(tmp_path):
     data = path.read_bytes()
     ends = [len(LINE)]
     for record in RECORDS[:3]:
-        ends.append(ends[-1] + len(encoded(*record)))
+        ends.append(ends[-1] + len(encoded_record(*record)))
     for size in range(len(LINE), len(data) + 1):
         path.write_bytes(data[:size])
         assert whole(path) == RECORDS[: sum(end <= size for end in ends) - 1]
@@ -61,7 +61,7 @@ def test_a_flipped_bit_costs_its_record_or_those_behind_it(tmp_path):
 @pytest.mark.parametrize("seed", range(20))
 def test_garbage_is_never_a_record_and_takes_no_memory(tmp_path, seed):
     path, draw = tmp_path / "file", random.Random(seed)
-    good = encoded(1, 1, b"good")
+    good = encoded_record(1, 1, b"good")
     huge = record_file._PREFIX.pack(7, 7, draw.choice([2**20, 2**40, 2**63, 2**64 - 1]), 0)
     huge += record_file._CHECKSUM.pack(record_file.xxhash.xxh3_64_intdigest(huge))
     path.write_bytes(LINE + good + draw.choice([huge, draw.randbytes(5000), b"\0" * 5000, good[:-1]]))
@@ -115,4 +115,4 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
 
 
 def test_a_prefix_is_as_long_as_it_says():
-    assert len(encoded(1, 2, b"abc")) == PREFIX_BYTES + 3
+    assert len(encoded_record(1, 2, b"abc")) == PREFIX_BYTES + 3

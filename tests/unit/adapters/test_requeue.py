@@ -2,8 +2,8 @@
 
 import pytest
 
-from yatt.adapters.requeue import state_of
-from yatt.core.deadman import Job
+from yatt.adapters.slurm.requeue import start_state
+from yatt.core.attempts.deadman import Job
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ from yatt.core.deadman import Job
 )
 def test_a_killed_batch_process_is_told_from_every_other_end(state: str, exit_code: str, said: Job) -> None:
     fields = {"JobState": f"{state} Reason=None", "Restarts": "2", "ExitCode": exit_code}
-    assert state_of([fields], 2) is said
-    assert state_of([{**fields, "Restarts": "3"}], 2) is Job.OVER
+    assert start_state([fields], 2) is said
+    assert start_state([{**fields, "Restarts": "3"}], 2) is Job.OVER
 
 
 def test_no_answer_is_not_the_end() -> None:
-    assert state_of(None, 0) is Job.UNKNOWN
-    assert state_of([], 0) is Job.OVER
+    assert start_state(None, 0) is Job.UNKNOWN
+    assert start_state([], 0) is Job.OVER

@@ -13,13 +13,13 @@ import pytest
 
 from tests.obs_runs import event, make_run, metrics
 from tests.runs import HANG_S, environment
-from yatt.adapters import segments
-from yatt.adapters.segments import Rotation, SegmentTail, newest_segment, segments_of
-from yatt.adapters.writer import BackgroundWriter
-from yatt.launch.folder import ready_people_files
-from yatt.obs.events import reason_of_end
-from yatt.obs.history import attempts_of, read_events
-from yatt.obs.view import RunView
+from yatt.adapters.files import segments
+from yatt.adapters.files.segments import Rotation, SegmentTail, newest_segment, segments_of
+from yatt.adapters.files.writer import BackgroundWriter
+from yatt.launch.folder.folder import ready_people_files
+from yatt.obs.story.events import reason_of_end
+from yatt.obs.story.history import attempts_of, read_events
+from yatt.obs.story.view import RunView
 
 
 def write(rotation: Rotation, lines: "list[str]") -> None:

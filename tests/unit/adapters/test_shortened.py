@@ -11,13 +11,13 @@ import pytest
 
 from tests.runs import HANG_S
 from tests.unit.core.test_placement import config
-from yatt.adapters import shortened
-from yatt.adapters.lines import read_records
-from yatt.adapters.shortened import ShortenedFile
+from yatt.adapters.files import shortened
+from yatt.adapters.files.lines import read_records
+from yatt.adapters.files.shortened import ShortenedFile
 from yatt.control.writers import Writers
 from yatt.obs.metrics import STEP
-from yatt.obs.printed_samples import PrintedSamples
 from yatt.obs.samples import as_sample
+from yatt.obs.terminal.printed_samples import PrintedSamples
 from yatt.obs.trackers.follow import Samples
 from yatt.paths import RunPaths
 

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from yatt.adapters.slurm import (
+from yatt.adapters.slurm.slurm import (
     Reply,
     Slurm,
     children_without_term,
-    expand,
-    gpu_seconds,
+    expand_node_list,
     merged_state,
     parse_config,
     parse_jobs,
     parse_lines,
     parse_queue,
+    sacct_gpu_seconds,
     seconds_of,
 )
 
@@ -87,7 +87,7 @@ def test_a_job_lives_while_a_component_does():
     ],
 )
 def test_node_lists_are_expanded(text, names):
-    assert expand(text) == names
+    assert expand_node_list(text) == names
 
 
 def test_durations():
@@ -139,7 +139,7 @@ def test_gpu_seconds_are_summed_over_starts_and_components(scontrol, tmp_path):
     lines = (
         "3600|cpu=4,gres/gpu:a100=2,gres/gpu=2\n100|billing=1,gres/gpu=4,node=2\n50|cpu=2\nx|gres/gpu=1\n|\n"
     )
-    assert gpu_seconds(lines) == 3600 * 2 + 100 * 4
+    assert sacct_gpu_seconds(lines) == 3600 * 2 + 100 * 4
     slurm = scontrol("")
     assert slurm.charged_gpu_s(["7"], 1.0) is None, "no sacct"
     (tmp_path / "scontrol").rename(tmp_path / "sacct")

@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer as Fast, processors
 
 from tests.tiny_models import make_tokenizer
-from yatt.adapters.data_rows import without_nulls
-from yatt.adapters.dataset import read_rows
-from yatt.adapters.tokenizer import TextPart, Tokenizer
+from yatt.adapters.inputs.data_rows import without_nulls
+from yatt.adapters.inputs.dataset import read_data_rows
+from yatt.adapters.inputs.text_parts import TextPart
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import DataSection
 
 BOS = "<|im_start|>"
@@ -71,7 +72,7 @@ def test_rows_as_jsonl_and_as_parquet_are_the_same_prompts(folder: Path, tmp_pat
     data = DataSection(train_files=(str(lines),), ground_truth_key="")
     tokenizer = Tokenizer(str(folder))
     shown = [
-        [tokenizer.render_chat(row.prompt) for row, _ in read_rows((str(file),), data)]
+        [tokenizer.render_chat(row.prompt) for row, _ in read_data_rows((str(file),), data)]
         for file in (lines, table)
     ]
     assert shown[0] == shown[1]

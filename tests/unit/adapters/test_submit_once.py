@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from yatt.adapters import sbatch
-from yatt.adapters.sbatch import options_of_job, submit_once, successor_script
-from yatt.adapters.slurm import Fields, Reply, Slurm
+from yatt.adapters.slurm import sbatch
+from yatt.adapters.slurm.sbatch import options_of_job, submit_once, successor_script
+from yatt.adapters.slurm.slurm import Fields, Reply, Slurm
 
 SCRIPT = Path("/run/submitit/a.sh")
 LOST = Reply(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")

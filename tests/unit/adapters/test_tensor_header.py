@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError, safe_open
 
-from yatt.adapters.tensor_header import ITEM_BYTES, OTHER_DTYPES, read_header
+from yatt.adapters.inputs.tensor_header import ITEM_BYTES, OTHER_DTYPES, read_header
 from yatt.errors import ConfigError
 
 

@@ -8,7 +8,8 @@ import transformers
 from tokenizers import Tokenizer as Fast, processors
 
 from tests.tiny_models import make_tokenizer
-from yatt.adapters.tokenizer import TextPart, Tokenizer, eos_ids
+from yatt.adapters.inputs.text_parts import TextPart
+from yatt.adapters.inputs.tokenizer import Tokenizer, eos_ids
 from yatt.errors import ConfigError
 
 TEXTS = [

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.copied_files import GivenUp
-from yatt.adapters.local_copy import LocalCopies
-from yatt.adapters.unpacked_archive import LIST, UnpackedArchive
+from yatt.adapters.node_local.copied_files import GivenUp
+from yatt.adapters.node_local.local_copy import LocalCopies
+from yatt.adapters.node_local.unpacked_archive import LIST, UnpackedArchive
 
 PYC = b"compiled for a source of 17 s" * 100
 

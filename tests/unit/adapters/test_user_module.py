@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters import user_module
-from yatt.adapters.user_module import load_module
+from yatt.adapters.inputs import user_module
+from yatt.adapters.inputs.user_module import load_module
 from yatt.errors import ConfigError
 
 MADE = ("helper", "package", "package.part", "installed")

@@ -17,19 +17,20 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S, environment, until, wait_for
-from yatt.adapters import log_lines, writer as writer_module
-from yatt.adapters.lines import read_records
-from yatt.adapters.log_lines import TracebackFormatter
-from yatt.adapters.log_thread import logging_by_a_thread
-from yatt.adapters.writer import BackgroundWriter
-from yatt.control.writer_watch import watch_writer
-from yatt.obs.events import EventLog
+from yatt.adapters.files import writer as writer_module
+from yatt.adapters.files.lines import read_records
+from yatt.adapters.files.writer import BackgroundWriter
+from yatt.adapters.processes import log_lines
+from yatt.adapters.processes.log_lines import TracebackFormatter
+from yatt.adapters.processes.log_thread import logging_by_a_thread
+from yatt.control.writers import watch_writer
+from yatt.obs.story.events import EventLog
 
 NUM_LINES = 300
 SHORT_WRITE = """
 import json, resource, signal, sys, time
 from pathlib import Path
-from yatt.adapters.writer import BackgroundWriter
+from yatt.adapters.files.writer import BackgroundWriter
 
 path, limit = Path(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -200,8 +201,8 @@ def test_a_line_that_was_written_in_part_is_completed_where_it_is(
 
 LOG_AND_END = """
 import logging, os, sys
-from yatt.adapters.log_thread import logging_by_a_thread
-import yatt.adapters.log_thread as module
+from yatt.adapters.processes.log_thread import logging_by_a_thread
+import yatt.adapters.processes.log_thread as module
 module.LAST_S = 0.5
 with logging_by_a_thread(most_waiting=10):
     for number in range(20_000):
@@ -259,7 +260,7 @@ def logged(work: Callable[[int], object], times: int, message: object = "order %
         try:
             work(number)
         except Exception as error:
-            words = ("Sample",) if message == "order %s failed" else ()
+            words = ("SampleRequest",) if message == "order %s failed" else ()
             logging.getLogger("x").exception(error if message is None else message, *words)
 
 
@@ -275,7 +276,7 @@ def test_a_cause_has_one_traceback_in_a_hundred(capfd: pytest.CaptureFixture[str
     assert lines.count("Traceback (most recent call last):") == 2, "of two lines of code"
     assert "ValueError: odd: 1" in lines and "ValueError: even: 0" in lines
     assert lines[-1].endswith(
-        "ERROR x order Sample failed: ValueError: odd: 197 (99 times so far; its traceback is above)"
+        "ERROR x order SampleRequest failed: ValueError: odd: 197 (99 times so far; its traceback is above)"
     )
 
 
@@ -308,7 +309,7 @@ def test_causes_that_end_in_one_line_are_told_apart(capfd: pytest.CaptureFixture
     for work in (wrapped, in_group, by_way_of):
         with logging_by_a_thread():
             logged(work, 20)
-        assert capfd.readouterr().err.count("order Sample failed\n") == 2, work
+        assert capfd.readouterr().err.count("order SampleRequest failed\n") == 2, work
 
 
 def test_an_odd_call_of_the_log_costs_its_line_and_no_call(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.saved_weights import saved_run
-from yatt.checkpoint.store import FolderStore, ObjectStore
+from yatt.checkpoint.store.store import FolderStore, ObjectStore
 
 
 @pytest.fixture(params=["folder", "memory"])

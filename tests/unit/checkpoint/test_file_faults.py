@@ -10,14 +10,14 @@ import pytest
 
 from tests.unit.checkpoint.test_manifest import manifest, started
 from tests.unit.core.test_placement import config
-from yatt.checkpoint.file_faults import FileFaults
-from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.patient import PatientStore
-from yatt.checkpoint.store import FolderStore
-from yatt.checkpoint.store_errors import is_told_to_wait, may_pass
+from yatt.checkpoint.commit.ownership import claim_store
+from yatt.checkpoint.store.file_faults import FileFaults
+from yatt.checkpoint.store.patient import PatientStore
+from yatt.checkpoint.store.store import FolderStore
+from yatt.checkpoint.store.store_errors import is_told_to_wait, may_pass
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError, StoreUnreachable
-from yatt.launch.committed import await_committed
+from yatt.launch.folder.committed import await_committed
 
 SHARD, MANIFEST = (
     "global_step_1/000001-aaaaaaaa/rank-00000-00000.safetensors",

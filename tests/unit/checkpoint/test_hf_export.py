@@ -14,18 +14,19 @@ import torch
 from tests.integration.trainer.conftest import make_model
 from tests.runs import HANG_S
 from tests.saved_weights import cut_dim, save, tensors_in
-from yatt.checkpoint import export as export_module, from_hf
-from yatt.checkpoint.export import FolderForm, export, weight_bytes
-from yatt.checkpoint.from_hf import to_checkpoint
-from yatt.checkpoint.hf_folder import copy_side_files
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore, open_store
+from tests.tiny_vision import KINDS, make_vision_model
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.convert import export as export_module, from_hf
+from yatt.checkpoint.convert.export import FolderForm, export_as_hf, weight_bytes
+from yatt.checkpoint.convert.from_hf import to_checkpoint
+from yatt.checkpoint.convert.hf_folder import copy_side_files
+from yatt.checkpoint.store.store import FolderStore, open_store
 from yatt.errors import CheckpointError, ConfigError
 from yatt.models.folder import INDEX, ModelFolder
 from yatt.models.model import read_model
-from yatt.models.rows import Part, WeightRow, matrix
+from yatt.models.rows import Part, WeightRow, matrix_row
 from yatt.models.spans import row_spans, spans_within
-from yatt.weights.convert import pick
+from yatt.weights.convert import pick_tensors
 
 LAYOUTS = {"one": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "tp2 pp2 dp3": {"tp": 2, "pp": 2, "dp": 3}}
 FAMILIES = [("llama", False), ("llama", True), ("qwen2", True), ("qwen2", False), ("qwen3", False)]
@@ -58,7 +59,7 @@ def saved(store, folder, **layout):
 
 
 def exported(checkpoints, source: Path, target: Path, **more) -> dict[str, torch.Tensor]:
-    export(checkpoints, NAME, opened(source), target, lambda _: None, **more)
+    export_as_hf(checkpoints, NAME, opened(source), target, lambda _: None, **more)
     return tensors_in(target)
 
 
@@ -77,7 +78,9 @@ def test_in_bfloat16_the_models_own_weights_are_taken_and_transformers_reads_the
 
     checkpoints = saved(FolderStore(tmp_path / "store"), qwen3, tp=2, dp=2, dtype=torch.bfloat16)
     seen: list[int] = []
-    export(checkpoints, NAME, opened(qwen3), tmp_path / "hf", seen.append, FolderForm(file_bytes=20_000))
+    export_as_hf(
+        checkpoints, NAME, opened(qwen3), tmp_path / "hf", seen.append, FolderForm(file_bytes=20_000)
+    )
     files = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
     assert len(files) > 3
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -140,9 +143,9 @@ def test_a_target_that_cannot_be_new_is_refused(tmp_path, qwen3, there):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from yatt.checkpoint import export as e
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.convert import export as e
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.store.store import FolderStore
 from yatt.models.folder import ModelFolder
 from yatt.models.model import read_model
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -154,7 +157,7 @@ def tick(_):
         os.kill(os.getpid(), getattr(signal, os.environ["HOW"]))
 folder = ModelFolder(path=Path(source), model=read_model(source))
 name = "manifests/00000001.000001.json"
-e.export(Checkpoints(FolderStore(Path(store)), 0), name, folder, Path(target), tick)
+e.export_as_hf(Checkpoints(FolderStore(Path(store)), 0), name, folder, Path(target), tick)
 assert "torch" not in sys.modules
 """
 
@@ -210,11 +213,11 @@ def test_a_folder_becomes_a_checkpoint_with_the_same_weights(tmp_path, folders, 
     got = exported(Checkpoints(store, 0), source, tmp_path / "hf")
     assert all(torch.equal(got[n], tensor.float().bfloat16()) for n, tensor in tensors.items())
     mains = only_kind(store, manifest, "main")
-    export(Checkpoints(mains, 0), name, opened(source), tmp_path / "mains", lambda _: None)
+    export_as_hf(Checkpoints(mains, 0), name, opened(source), tmp_path / "mains", lambda _: None)
     exact = tensors_in(tmp_path / "mains")
     assert all(torch.equal(exact[n], tensor.float()) for n, tensor in tensors.items())
     form = FolderForm(dtype="float32")
-    export(Checkpoints(store, 0), name, opened(source), tmp_path / "exact", lambda _: None, form)
+    export_as_hf(Checkpoints(store, 0), name, opened(source), tmp_path / "exact", lambda _: None, form)
     again = tensors_in(tmp_path / "exact")
     assert all(torch.equal(again[n], tensor.float()) for n, tensor in tensors.items())
     for folder, written in (("hf", "bfloat16"), ("mains", "float32"), ("exact", "float32")):
@@ -222,7 +225,7 @@ def test_a_folder_becomes_a_checkpoint_with_the_same_weights(tmp_path, folders, 
         assert {config[key] for key in ("dtype", "torch_dtype") if key in config} == {written}
     with pytest.raises(ConfigError, match=r"--dtype bfloat16: the checkpoint has \S+ in float32 only"):
         form = FolderForm(dtype="bfloat16")
-        export(Checkpoints(mains, 0), name, opened(source), tmp_path / "none", lambda _: None, form)
+        export_as_hf(Checkpoints(mains, 0), name, opened(source), tmp_path / "none", lambda _: None, form)
     assert not (tmp_path / "none").exists()
 
 
@@ -254,7 +257,7 @@ def only_kind(store, manifest, kind):
     """The same store, whose manifest lists only these pieces."""
     import msgspec
 
-    from yatt.checkpoint.manifest_format import sealed_manifest
+    from yatt.checkpoint.commit.manifest_format import sealed_manifest
 
     files = tuple(
         msgspec.structs.replace(
@@ -291,16 +294,37 @@ def test_a_store_in_use_and_a_wrong_folder_are_refused(tmp_path, folders):
 def test_spans_say_what_pick_does():
     parts = [Part("q", 8), Part("k", 4), Part("v", 4), Part("q", 8)]
     rows = [
-        matrix("a", parts, 3, 4),
-        matrix("b", parts, 3),
+        matrix_row("a", parts, 3, 4),
+        matrix_row("b", parts, 3),
         WeightRow(name="c", parts=tuple(parts), groups=2),
     ]
     for row in rows:
         full = torch.arange(row.num_rows * max(1, row.width)).view(row.full_shape)
-        wanted = dict(zip(row.hf_names, pick(row, full), strict=True))
+        wanted = dict(zip(row.hf_names, pick_tensors(row, full), strict=True))
         got = {name: torch.full_like(tensor, -1) for name, tensor in wanted.items()}
         for begin in range(0, row.num_rows, 5):
             for span in spans_within(row_spans(row), begin, begin + 5):
                 got[span.name][span.first : span.first + span.num_rows] = full[span.begin : span.end]
         assert all(torch.equal(got[name], wanted[name]) for name in wanted), row.name
     assert cut_dim(rows[0]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tower_goes_to_a_checkpoint_and_back_to_the_bit(tmp_path, kind):
+    """Its convolution has five dimensions in files, and two in a checkpoint."""
+    import transformers
+
+    source = Path(make_vision_model(tmp_path / "source", kind))
+    store = FolderStore(tmp_path / "store")
+    name = to_checkpoint(opened(source), store, "store", "imported", lambda _: None)
+    form = FolderForm(dtype="float32")
+    export_as_hf(Checkpoints(store, 0), name, opened(source), tmp_path / "hf", lambda _: None, form)
+    got = tensors_in(tmp_path / "hf")
+    wanted = tensors_in(source)
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) and got[name].shape == wanted[name].shape for name in got)
+    assert any(tensor.dim() == 5 for tensor in got.values())
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "hf", dtype="auto")
+    again = transformers.AutoModelForImageTextToText.from_pretrained(source, dtype="auto")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert (tmp_path / "hf" / "preprocessor_config.json").is_file()

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from tests.saved_weights import save
-from yatt.checkpoint.hf_folder import copy_side_files
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.retention import retain
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.retention import apply_retention
+from yatt.checkpoint.convert.hf_folder import copy_side_files
+from yatt.checkpoint.store.store import FolderStore
 from yatt.cli.main import main
-from yatt.config.load import load
-from yatt.config.operation import CheckpointSection
+from yatt.config.load import load_run_config
+from yatt.config.sections.operation import CheckpointSection
 from yatt.errors import ConfigError
-from yatt.launch.preflight import check_origin
+from yatt.launch.checks.preflight import check_origin
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_links_do_not_keep_old_checkpoints_from_being_deleted(
     monkeypatch.setattr(sys, "argv", ["yatt", "ckpt", "list", str(store), "--store"])
     code, said = main(), capsys.readouterr().out
     assert code == 0 and all(f"\n{number:>9}  " in said for number in (1, 2, 3)), said
-    retain(Checkpoints(FolderStore(store), 2), CheckpointSection(keep=1))
+    apply_retention(Checkpoints(FolderStore(store), 2), CheckpointSection(keep=1))
     assert FolderStore(store).names("manifests") == ["00000003.000001.json"]
     assert not (store / "global_step_2").exists() and sorted(archive.rglob("*")) == before
 
@@ -87,7 +87,7 @@ def test_an_origin_with_links_or_without_files_is_the_users_mistake(theirs, run,
         shutil.rmtree(theirs / "global_step_1")
         (theirs / harm).rename(theirs.parent / "moved")
         (theirs / harm).symlink_to(theirs.parent / "moved")
-    config = load([run.folder / "run.yaml"], [f"run.from_checkpoint.url={theirs}"])
+    config = load_run_config([run.folder / "run.yaml"], [f"run.from_checkpoint.url={theirs}"])
     with pytest.raises(ConfigError, match=r"run.from_checkpoint.*(is a link|is missing)"):
         check_origin(config)
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from tests.damage import empty, not_text, nul_block, removed, truncated
-from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest, weights_commit
-from yatt.checkpoint.store import FolderStore
-from yatt.core import claims
-from yatt.core.claims import Commit
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest, weights_commit
+from yatt.checkpoint.local.local_commits import LocalCommits
+from yatt.checkpoint.store.store import FolderStore
+from yatt.core.attempts import claims
+from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError, FolderGone
 from yatt.paths import RunPaths
 
@@ -110,7 +110,9 @@ def test_a_local_commit_of_a_stale_attempt_is_never_taken(local: LocalCommits, p
     assert newer(local, paths) == [], "attempt 2 has resumed from 2 before"
 
 
-def test_one_that_was_passed_over_is_never_taken_later(local: LocalCommits, paths: RunPaths) -> None:
+def test_a_local_commit_that_was_passed_over_is_never_taken_later(
+    local: LocalCommits, paths: RunPaths
+) -> None:
     start(paths, 1, None).commit(manifest(2, 1))
     local.commit(manifest(3, 1), ())
     assert newer(local, paths) == [(3, 1)]
@@ -118,7 +120,7 @@ def test_one_that_was_passed_over_is_never_taken_later(local: LocalCommits, path
     assert newer(local, paths) == []
 
 
-def test_one_that_was_adopted_stays_until_the_store_has_it(local: LocalCommits, paths: RunPaths) -> None:
+def test_an_adopted_local_commit_stays_until_the_store_has_it(local: LocalCommits, paths: RunPaths) -> None:
     start(paths, 1, None).commit(manifest(2, 1))
     local.commit(manifest(3, 1), ())
     start(paths, 2, manifest(3, 1))
@@ -214,9 +216,9 @@ def test_no_history_takes_a_stale_one(local: LocalCommits, paths: RunPaths, seed
 
 def test_a_fence_that_is_left_out_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "yatt.checkpoint.local_commits.lineage", lambda commits, _: sorted(commits, reverse=True)
+        "yatt.checkpoint.local.local_commits.valid_commits", lambda commits, _: sorted(commits, reverse=True)
     )
-    assert claims.lineage(set(), {}) == []
+    assert claims.valid_commits(set(), {}) == []
     caught = 0
     for seed in range(40):
         paths = RunPaths(tmp_path / str(seed))
@@ -228,7 +230,9 @@ def test_a_fence_that_is_left_out_is_caught(tmp_path: Path, monkeypatch: pytest.
     assert caught
 
 
-def test_strange_files_among_the_records_are_nobodys_or_damaged(local: LocalCommits, paths: RunPaths) -> None:
+def test_strange_files_among_local_commits_are_ignored_or_damaged(
+    local: LocalCommits, paths: RunPaths
+) -> None:
     local.commit(manifest(3, 1), ("a",))
     for name in ("\u00b2.\u00b2.json", "4.2.json", f"{'9' * 200}.1.json", "00000009.000001"):
         (paths.local_commits / name).touch()

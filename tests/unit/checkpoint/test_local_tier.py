@@ -18,13 +18,13 @@ from tests.damage import a_fifo, a_folder, empty, nul_block, removed, truncated
 from tests.host_copies import FILES, Trainer, versions_in
 from tests.runs import HANG_S
 from tests.unit.config.test_upload_limit import config as config_of
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint import local_first, local_tier
-from yatt.checkpoint.local_first import LocalFirst
-from yatt.checkpoint.local_store import LocalStore
-from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile, ended
-from yatt.checkpoint.store import FolderStore
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.node_local.host_segment import Stamp
+from yatt.checkpoint.local import local_first, local_tier
+from yatt.checkpoint.local.local_first import LocalFirst
+from yatt.checkpoint.local.local_store import LocalStore
+from yatt.checkpoint.local.local_tier import LocalTier, UnfinishedFile, folders_of_ended_runs
+from yatt.checkpoint.store.store import FolderStore
 from yatt.config.schema import RunConfig
 from yatt.errors import CheckpointError
 from yatt.paths import RunPaths
@@ -290,23 +290,23 @@ def test_folders_of_finished_and_of_removed_runs_have_ended(config: RunConfig, t
     disk, paths = tmp_path / "disk", RunPaths(tmp_path / "run")
     root = LocalTier.of(config).root
     paths.root.mkdir()
-    assert list(ended(disk)) == [], "it can go on"
+    assert list(folders_of_ended_runs(disk)) == [], "it can go on"
     (paths.claims / "000003").mkdir(parents=True)
-    publish(paths.finished, sealed({}, 2))
-    assert list(ended(disk)) == [], "a stale attempt's record does not count"
-    publish(paths.finished, sealed({}, 3))
-    assert list(ended(disk)) == [root]
+    write_atomically(paths.finished, sealed_record({}, 2))
+    assert list(folders_of_ended_runs(disk)) == [], "a stale attempt's record does not count"
+    write_atomically(paths.finished, sealed_record({}, 3))
+    assert list(folders_of_ended_runs(disk)) == [root]
     shutil.rmtree(paths.root)
-    assert list(ended(disk)) == [root]
+    assert list(folders_of_ended_runs(disk)) == [root]
     noted = json.loads((root / "run.json").read_text())
     (root / "run.json").write_text(json.dumps({**noted, "run": "/not/mounted/here/run"}))
-    assert list(ended(disk)) == [], "its filesystem may not be mounted here"
+    assert list(folders_of_ended_runs(disk)) == [], "its filesystem may not be mounted here"
     (root / "run.json").write_text(json.dumps({**noted, "parent": noted["parent"] + 1}))
-    assert list(ended(disk)) == [], "the folder below may be an empty mount point"
+    assert list(folders_of_ended_runs(disk)) == [], "the folder below may be an empty mount point"
     for text in ("", "[]", '{"run": 7, "parent": 7}', '{"run": "relative", "parent": 7}', "\x00"):
         (root / "run.json").write_text(text)
-        assert list(ended(disk)) == []
-    assert list(ended(tmp_path / "nowhere")) == []
+        assert list(folders_of_ended_runs(disk)) == []
+    assert list(folders_of_ended_runs(tmp_path / "nowhere")) == []
 
 
 def test_every_file_of_the_save_has_a_local_file(saved) -> None:

@@ -5,10 +5,10 @@ import random
 import msgspec
 import pytest
 
-from yatt.checkpoint.manifest import LATEST_HINT, Checkpoints
-from yatt.checkpoint.manifest_format import Manifest, prefix_of, sealed_manifest
-from yatt.checkpoint.retention import retain
-from yatt.config.operation import CheckpointSection
+from yatt.checkpoint.commit.manifest import LATEST_HINT, Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest, prefix_of, sealed_manifest
+from yatt.checkpoint.commit.retention import apply_retention
+from yatt.config.sections.operation import CheckpointSection
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
@@ -110,7 +110,7 @@ def test_only_superseded_checkpoints_are_removed(store):
     checkpoints = started(store)
     for iteration in (1, 2, 3):
         checkpoints.commit(manifest(store, iteration))
-    assert retain(checkpoints, KEEP_TWO).iterations == [1]
+    assert apply_retention(checkpoints, KEEP_TWO).iterations == [1]
     assert store.names("manifests") == ["00000002.000001.json", "00000003.000001.json"]
     assert store.names("global_step_1") == []
     assert checkpoints.newest().manifest.iteration == 3
@@ -137,7 +137,7 @@ def test_keeping_house_removes_the_ghosts_leavings_and_nothing_of_the_lineage(st
     stale.commit(manifest(store, 2))
     for iteration in (2, 3, 4):
         heir.commit(manifest(store, iteration, attempt=2))
-    assert retain(heir, KEEP_TWO).iterations == [1, 2, 2], "one is the stale attempt's"
+    assert apply_retention(heir, KEEP_TWO).iterations == [1, 2, 2], "one is the stale attempt's"
     assert store.names("manifests") == ["00000003.000002.json", "00000004.000002.json"]
     assert store.names("global_step_2") == []
     assert Checkpoints(store, 3).newest().manifest.iteration == 4
@@ -152,7 +152,7 @@ def test_keeping_house_removes_what_a_killed_start_had_half_written(store):
     manifest(store, 3, attempt=2)
     manifest(store, 3, attempt=3)
     store.write("global_step_2/notes-of-mine/why.txt", b"mine")
-    assert retain(heir, KEEP_TWO).iterations == []
+    assert apply_retention(heir, KEEP_TWO).iterations == []
     assert len(store.names("global_step_1")) == 1
     assert [name[:6] for name in store.names("global_step_2")] == ["000002", "notes-"]
     assert [name[:6] for name in store.names("global_step_3")] == ["000002", "000003"], "may be at work"

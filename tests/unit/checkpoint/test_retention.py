@@ -10,12 +10,12 @@ from tests.conftest import BUCKET
 from tests.killed_store import Killed, KilledStore
 from tests.runs import HANG_S
 from tests.unit.checkpoint.test_manifest import manifest, started
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.retention import metric_values, retain
-from yatt.checkpoint.store import open_store
-from yatt.checkpoint.unfinished import abort_uploads
-from yatt.config.operation import CheckpointSection
-from yatt.core.claims import Commit
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.retention import apply_retention, metric_values
+from yatt.checkpoint.store.store import open_store
+from yatt.checkpoint.store.unfinished import abort_uploads
+from yatt.config.sections.operation import CheckpointSection
+from yatt.core.attempts.claims import Commit
 from yatt.errors import StoreUnreachable
 from yatt.obs.metrics import STEP
 
@@ -46,13 +46,13 @@ def test_first_after_every_multiple_and_best_are_kept(store):
     checkpoints = filled(store, (2, 4, 6, 9, 11, 13, 14))
     policy = CheckpointSection(keep=1, keep_every=5, keep_best=1, best_metric="critic/rewards/mean")
     rows = [row(2, 0.1), row(4, 0.9), row(9, float("nan")), row(13, "Infinity"), row(14, 0.2)]
-    assert retain(checkpoints, policy, rows).iterations == [2, 9, 13]
+    assert apply_retention(checkpoints, policy, rows).iterations == [2, 9, 13]
     assert iterations_of(store) == [4, 6, 11, 14]
 
 
 def test_a_metric_that_no_row_has_keeps_nothing_and_is_said(store):
     policy = CheckpointSection(keep=2, keep_best=2, best_metric="critic/reward/mean")
-    removed = retain(filled(store), policy, [row(1, 0.5)])
+    removed = apply_retention(filled(store), policy, [row(1, 0.5)])
     assert removed.iterations == [1, 2, 3]
     assert removed.note == "no checkpoint's iteration has the metric critic/reward/mean"
 
@@ -65,7 +65,7 @@ def test_a_later_row_of_an_iteration_counts():
 
 def test_a_dry_run_only_says(store):
     checkpoints = filled(store)
-    assert retain(checkpoints, CheckpointSection(keep=2), dry_run=True).iterations == [1, 2, 3]
+    assert apply_retention(checkpoints, CheckpointSection(keep=2), dry_run=True).iterations == [1, 2, 3]
     assert iterations_of(store) == [1, 2, 3, 4, 5]
 
 
@@ -74,7 +74,7 @@ def test_what_is_in_flight_or_adopted_by_a_newer_start_stays(store):
     started(store, 2, after=Checkpoints(store, 0).read("manifests/00000001.000001.json"))
     stale.commit(manifest(store, 3))
     flying = manifest(store, 4)
-    assert retain(stale, CheckpointSection(keep=1), in_flight=4).iterations == []
+    assert apply_retention(stale, CheckpointSection(keep=1), in_flight=4).iterations == []
     assert store.size(flying.files[0].path) == 10
     assert Checkpoints(store, 3).newest().manifest.iteration == 1
 
@@ -84,7 +84,7 @@ def test_without_a_whole_checkpoint_nothing_is_deleted(store):
     for iteration in (1, 2, 3):
         store.delete_folder(f"global_step_{iteration}")
     checkpoints = Checkpoints(store, 2)
-    assert retain(checkpoints, CheckpointSection(keep=1)).commits == ()
+    assert apply_retention(checkpoints, CheckpointSection(keep=1)).commits == ()
     assert iterations_of(store) == [1, 2, 3]
 
 
@@ -92,7 +92,7 @@ def test_the_newest_whole_checkpoint_stays_behind_damaged_ones(store):
     filled(store, (1, 2, 3, 4))
     for iteration in (3, 4):
         store.delete_folder(f"global_step_{iteration}")
-    assert retain(Checkpoints(store, 2), CheckpointSection(keep=1)).iterations == [1]
+    assert apply_retention(Checkpoints(store, 2), CheckpointSection(keep=1)).iterations == [1]
     assert Checkpoints(store, 2).newest().manifest.iteration == 2
 
 
@@ -100,7 +100,7 @@ def test_an_abandoned_save_of_this_attempt_is_removed_after_a_later_commit(store
     checkpoints = filled(store, (1,))
     abandoned, flying = manifest(store, 2), manifest(store, 4)
     checkpoints.commit(manifest(store, 3))
-    retain(checkpoints, CheckpointSection(keep=2))
+    apply_retention(checkpoints, CheckpointSection(keep=2))
     assert store.size(abandoned.files[0].path) is None
     assert store.size(flying.files[0].path) == 10, "later than the newest commit: it may be in flight"
 
@@ -114,7 +114,7 @@ def test_a_deletion_killed_at_any_call_leaves_whole_checkpoints_and_is_completed
         checkpoints = filled(store)
         checkpoints.store = KilledStore(store, at, is_late=is_late)
         try:
-            retain(checkpoints, policy)
+            apply_retention(checkpoints, policy)
         except Killed:
             pass
         else:
@@ -125,7 +125,7 @@ def test_a_deletion_killed_at_any_call_leaves_whole_checkpoints_and_is_completed
         later = Checkpoints(store, 2)
         if next_one == "next attempt":
             later.adopt(later.newest().manifest)
-        retain(later, policy)
+        apply_retention(later, policy)
         assert iterations_of(store) == [4, 5]
         assert store.names("") == sorted(
             ["adopted", "global_step_4", "global_step_5", "latest_checkpointed_iteration.txt", "manifests"]
@@ -146,10 +146,10 @@ def test_a_deletion_that_the_store_refused_is_repeated_by_the_same_process(store
     checkpoints.leftovers.is_searched = True
     checkpoints.store = Refusing()
     with pytest.raises(StoreUnreachable):
-        retain(checkpoints, policy)
+        apply_retention(checkpoints, policy)
     assert iterations_of(store) == [2, 3, 4, 5]
     checkpoints.store = store
-    assert retain(checkpoints, policy).iterations == [2, 3]
+    assert apply_retention(checkpoints, policy).iterations == [2, 3]
     assert not checkpoints.leftovers.commits
     assert [name for name in store.names("") if name.startswith("global")] == [
         "global_step_4",
@@ -161,11 +161,11 @@ def test_files_that_stay_are_named_and_tried_again(tmp_path):
     store = open_store(str(tmp_path / "run"), {})
     checkpoints = filled(store)
     checkpoints.store, real = KeepsFolders(store), store
-    removed = retain(checkpoints, CheckpointSection(keep=4))
+    removed = apply_retention(checkpoints, CheckpointSection(keep=4))
     assert removed.note == "files of the deleted checkpoints 1 are still there"
     assert checkpoints.leftovers.commits == {Commit(1, 1)}
     checkpoints.store = real
-    assert retain(checkpoints, CheckpointSection(keep=4)).note == ""
+    assert apply_retention(checkpoints, CheckpointSection(keep=4)).note == ""
     assert real.names("global_step_1") == []
 
 
@@ -191,12 +191,12 @@ def test_a_retention_waits_for_the_one_before_it(store):
     checkpoints, slow = filled(store), Slow()
     checkpoints.store = slow
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(retain, checkpoints, CheckpointSection(keep=3))
+        first = pool.submit(apply_retention, checkpoints, CheckpointSection(keep=3))
         assert slow.began.wait(HANG_S)
         checkpoints.store = store
         checkpoints.commit(manifest(store, 6))
         checkpoints.store = slow
-        second = pool.submit(retain, checkpoints, CheckpointSection(keep=3))
+        second = pool.submit(apply_retention, checkpoints, CheckpointSection(keep=3))
         with pytest.raises(TimeoutError):
             second.result(0.2)
         assert slow.looks == 1, "the second has not looked yet"

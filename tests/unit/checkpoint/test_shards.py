@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.shard_files import write_shards
-from yatt.checkpoint import shards as shards_module
-from yatt.checkpoint.shards import Shard, read_shards
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.local import shards as shards_module
+from yatt.checkpoint.local.shards import Shard, read_shards
+from yatt.checkpoint.store.store import FolderStore
 from yatt.errors import CheckpointError
 
 SHAPE = (4, 6, 3)
@@ -83,7 +83,7 @@ def test_another_models_shape_or_dtype_is_refused(store):
         read_shards(store, files, wanted)
 
 
-def test_a_file_is_read_by_safetensors_too(store, whole, tmp_path):
+def test_a_shard_is_a_safetensors_file(store, whole, tmp_path):
     write_shards(store, "rank-0.safetensors", cut(whole, (2, 1, 1)))
     tensors = load_file(tmp_path / "rank-0.safetensors")
     assert torch.equal(torch.cat([tensors["0"], tensors["1"]]), whole)

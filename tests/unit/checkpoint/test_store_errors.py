@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from yatt.checkpoint.store_errors import may_pass
+from yatt.checkpoint.store.store_errors import may_pass
 
 
 class ClientConnectionError(OSError):

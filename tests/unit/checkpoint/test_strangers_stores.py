@@ -14,18 +14,18 @@ import torch
 
 from tests.hostile_manifests import DEEP, sealed_fields
 from tests.saved_weights import save
-from yatt.checkpoint.copying import copy
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest, manifest_fault, read_manifest
-from yatt.checkpoint.ownership import claim_store
-from yatt.checkpoint.store import FolderStore
-from yatt.checkpoint.verifying import verify
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest, manifest_fault, read_manifest
+from yatt.checkpoint.commit.ownership import claim_store
+from yatt.checkpoint.commit.verifying import verify_checkpoint
+from yatt.checkpoint.convert.copying import copy_to_store
+from yatt.checkpoint.store.store import FolderStore
 from yatt.cli.main import main
-from yatt.config.load import load
-from yatt.core import checkpoint_names as names
-from yatt.core.claims import Commit
+from yatt.config.load import load_run_config
+from yatt.core.attempts import checkpoint_names as names
+from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError, ConfigError
-from yatt.launch.preflight import check_origin
+from yatt.launch.checks.preflight import check_origin
 
 NAME = "manifests/00000002.000001.json"
 
@@ -117,7 +117,7 @@ def test_an_interrupted_copy_leaves_what_was_there(theirs, tmp_path, end):
         raise end("now")
 
     with pytest.raises(end):
-        copy(source, NAME, target, "copy", tick)
+        copy_to_store(source, NAME, target, "copy", tick)
     assert target.names(folder) == ["node-00099.groups"]
     assert all(target.read(other) == b"another's" for other in others)
 
@@ -165,7 +165,7 @@ def test_a_linked_folder_is_no_way_to_delete_others_files(run, typed, tmp_path):
 
 def test_what_was_not_written_by_yatt_is_no_save(theirs, tmp_path, run):
     from tests.unit.checkpoint.test_hf_export import opened
-    from yatt.checkpoint.from_hf import to_checkpoint
+    from yatt.checkpoint.convert.from_hf import to_checkpoint
 
     other = tmp_path / "others"
     for name in ("global_step_1/actor/model.pt", "global_step_1/2024-results/table"):
@@ -239,7 +239,7 @@ def test_a_run_that_would_start_from_it_is_refused_by_name(theirs, run, harm):
             if harm == "no whole one"
             else sealed_fields(json.loads(path.read_bytes()) | {"common": DEEP})
         )
-    config = load([run.folder / "run.yaml"], [f"run.from_checkpoint.url={theirs}"])
+    config = load_run_config([run.folder / "run.yaml"], [f"run.from_checkpoint.url={theirs}"])
     with pytest.raises(
         ConfigError, match=r"run.from_checkpoint: no checkpoint in .* can be used: manifests/00000002"
     ):
@@ -260,7 +260,7 @@ def policy_of(groups: list[dict]) -> SimpleNamespace:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainers_scalars_are_taken_only_where_they_fit():
-    from yatt.trainer.snapshot import _set_groups, _set_schedule
+    from yatt.trainer.state.snapshot import _set_groups, _set_schedule
 
     group = {"params": [torch.zeros(1)], "wd_mult": 1.0, "lr_mult": 1.0, "is_decoupled_lr": False, "lr": 0.5,
              "betas": (0.9, 0.99), "capturable": False}  # fmt: skip
@@ -310,7 +310,10 @@ def test_saves_are_still_found(theirs, run):
     store = FolderStore(theirs.parent / "fresh")
     Checkpoints(store, 1).adopt(None)
     save(store, run.folder / "policy", iteration=3)
-    assert verify(Checkpoints(store, 0), "manifests/00000003.000001.json", lambda _: None).damages == ()
+    assert (
+        verify_checkpoint(Checkpoints(store, 0), "manifests/00000003.000001.json", lambda _: None).damages
+        == ()
+    )
 
 
 @pytest.mark.parametrize("name", ["run_id", "adopted/000001.json", "latest_checkpointed_iteration.txt"])
@@ -349,7 +352,7 @@ def test_a_failed_copy_leaves_what_another_is_writing(theirs, tmp_path):
         raise CheckpointError("now")
 
     with pytest.raises(CheckpointError, match="now"):
-        copy(source, NAME, FolderStore(target), "copy", tick)
+        copy_to_store(source, NAME, FolderStore(target), "copy", tick)
     assert [path.name for path in folder.iterdir()] == [".rank-00099.safetensors.1.0123abcd"]
 
 
@@ -366,7 +369,7 @@ def test_a_thousand_damages_are_not_a_flood(theirs, typed):
 
 
 def test_a_holders_note_of_a_megabyte_is_not_repeated(theirs):
-    from yatt.checkpoint.holders import check_held
+    from yatt.checkpoint.commit.holders import check_held
     from yatt.errors import StoreTakenOver
 
     store = FolderStore(theirs)

@@ -5,13 +5,14 @@ import pytest
 
 from tests.integration.trainer.conftest import make_model
 from tests.saved_weights import save
-from yatt.checkpoint import streams, verifying
-from yatt.checkpoint.inventory import inventory
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import sealed_manifest
-from yatt.checkpoint.verifying import files_of, size_of, verify
-from yatt.core.checkpoint_names import manifest_name
-from yatt.core.claims import Commit
+from yatt.checkpoint.commit import verifying
+from yatt.checkpoint.commit.inventory import stored_checkpoints
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import sealed_manifest
+from yatt.checkpoint.commit.verifying import files_of, manifest_bytes, verify_checkpoint
+from yatt.checkpoint.store import streams
+from yatt.core.attempts.checkpoint_names import manifest_name
+from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError, StoreUnreachable
 
 NAME = "manifests/00000001.000001.json"
@@ -31,7 +32,7 @@ def checkpoints(store, model):
 
 
 def damages(checkpoints):
-    return [str(damage) for damage in verify(checkpoints, NAME, lambda _: None).damages]
+    return [str(damage) for damage in verify_checkpoint(checkpoints, NAME, lambda _: None).damages]
 
 
 def change(store, path, at, flip=1):
@@ -46,11 +47,11 @@ def test_a_whole_checkpoint_is_whole_and_every_byte_was_read(checkpoints, monkey
         monkeypatch.setattr(verifying, "files_of", lambda manifest: files_of(manifest)[-1:])
     monkeypatch.setattr(streams, "CHUNK_BYTES", chunk)
     seen: list[int] = []
-    found = verify(checkpoints, NAME, seen.append)
+    found = verify_checkpoint(checkpoints, NAME, seen.append)
     assert (found.damages, found.name) == ((), NAME)
     assert max(seen) <= chunk
     if chunk > 7:
-        assert sum(seen) == found.size_bytes == size_of(checkpoints.read(NAME))
+        assert sum(seen) == found.size_bytes == manifest_bytes(checkpoints.read(NAME))
 
 
 @pytest.mark.parametrize("chunk", [1 << 24, 1000])
@@ -141,14 +142,14 @@ def test_the_list_says_what_is_whole_damaged_stale_and_unfinished(store, model):
     newest = save(store, model, iteration=5, attempt=2, parent=(2, 1))
     store.delete(newest.files[0].path)
     store.write("global_step_6/000002-abcdabcd/rank-0", b"unfinished")
-    entries = inventory(Checkpoints(store, 0))
+    entries = stored_checkpoints(Checkpoints(store, 0))
     found = [(e.iteration, e.attempt, e.state, e.is_next) for e in entries]
     assert found == [
         (6, 2, "unfinished", False), (5, 2, "damaged", False), (4, 2, "whole", True), (3, 1, "stale", False),
         (2, 1, "whole", False), (1, 1, "whole", False),
     ]  # fmt: skip
     assert entries[1].fault == f"{newest.files[0].path} is missing"
-    assert entries[2].size_bytes == size_of(Checkpoints(store, 0).read(entries[2].name))
+    assert entries[2].size_bytes == manifest_bytes(Checkpoints(store, 0).read(entries[2].name))
 
 
 def test_a_checkpoint_that_is_deleted_while_the_list_is_made_is_not_damaged(store, model, monkeypatch):
@@ -163,4 +164,7 @@ def test_a_checkpoint_that_is_deleted_while_the_list_is_made_is_not_damaged(stor
         return read(self, name)
 
     monkeypatch.setattr(Checkpoints, "read", retained)
-    assert [(entry.iteration, entry.state) for entry in inventory(reader)] == [(3, "whole"), (2, "whole")]
+    assert [(entry.iteration, entry.state) for entry in stored_checkpoints(reader)] == [
+        (3, "whole"),
+        (2, "whole"),
+    ]

@@ -6,7 +6,15 @@ from typing import get_args, get_type_hints
 import pytest
 
 from tests.obs_runs import make_run
-from yatt.config.changing import LAYOUT, OPERATIONAL, Change, changes, is_allowed, kind_of, matches
+from yatt.config.changing import (
+    LAYOUT,
+    OPERATIONAL,
+    Change,
+    change_kind,
+    changed_keys,
+    is_allowed,
+    matches_key,
+)
 from yatt.config.load import load_resolved
 from yatt.config.schema import RunConfig
 
@@ -31,7 +39,7 @@ def config(tmp_path):
 
 @pytest.mark.parametrize("pattern", [*OPERATIONAL, *LAYOUT])
 def test_each_listed_key_exists(pattern):
-    assert any(matches(key, (pattern,)) for key in keys(RunConfig))
+    assert any(matches_key(key, (pattern,)) for key in keys(RunConfig))
 
 
 @pytest.mark.parametrize(
@@ -55,15 +63,15 @@ def test_each_listed_key_exists(pattern):
     ],
 )
 def test_the_kind_of_a_key(key, kind):
-    assert kind_of(key) == kind
+    assert change_kind(key) == kind
 
 
 def test_a_change_of_an_item_names_its_index_and_another_number_of_items_the_list(config):
     late = replace(config.rewards[0], timeout_s=7.0)
-    assert changes(config, replace(config, rewards=(late,))) == [
+    assert changed_keys(config, replace(config, rewards=(late,))) == [
         Change("rewards.0.timeout_s", config.rewards[0].timeout_s, 7.0)
     ]
-    (more,) = changes(config, replace(config, rewards=(late, late)))
+    (more,) = changed_keys(config, replace(config, rewards=(late, late)))
     assert more.key == "rewards" and not is_allowed(more, deterministic=False)
 
 

@@ -12,7 +12,7 @@ from jsonschema.exceptions import ValidationError
 
 from tests.unit.core.test_placement import config
 from yatt.config.document import FILE_KINDS, ROOT, documents, json_schema, meanings
-from yatt.config.load import load, resolved_text
+from yatt.config.load import load_run_config, resolved_text
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
 
@@ -67,7 +67,7 @@ def test_an_editor_marks_what_the_loader_refuses(tmp_path: Path, key: str, value
         Draft202012Validator(json_schema(RUN)).validate(tree)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=re.escape(key)):
-        load([tmp_path / "run.yaml"], [])
+        load_run_config([tmp_path / "run.yaml"], [])
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -75,3 +75,22 @@ def test_every_key_says_what_it_means() -> None:
     silent = [line for line in text.splitlines() if line.startswith("| `") and line.endswith("|  |")]
     assert silent == []
     assert meanings(SiteConfig)["qos"] == "sbatch --qos."
+
+
+def test_common_keys_come_first_and_each_is_a_key_with_a_sentence() -> None:
+    text = documents()[ROOT / "docs" / "configuration.md"]
+    before, _, after = text.partition("\n## The run file")
+    rows = re.findall(r"^\| \[`(\S+)`\]\(#\S+\) \| \S.*\. \| [`*].*[`*] \|$", before, re.MULTILINE)
+    assert rows == [*RUN.common_keys, *SITE.common_keys]
+    listed = {f"{section}.{name}".lstrip(".") for section, name in all_keys(after)}
+    assert set(rows) <= listed
+
+
+def all_keys(text: str) -> list[tuple[str, str]]:
+    section, found = "", []
+    for line in text.splitlines():
+        if title := re.match(r"##(?:#? The|# `(\S+)`)", line):
+            section = title[1] or ""
+        elif key := re.match(r"\| `(\w+)` \|", line):
+            found.append((section, key[1]))
+    return found

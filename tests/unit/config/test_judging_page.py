@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.runs import ROOT, RunFile
-from yatt.adapters.judge_api import check_api
-from yatt.config.load import load
-from yatt.core.verdict import check_template, check_verdict, parse, parse_ranking
+from yatt.adapters.net.judge_api import check_api
+from yatt.config.load import load_run_config
+from yatt.core.samples.verdict import check_template, check_verdict, parse_ranking, parse_verdict
 
 TEXT = (ROOT / "docs" / "judging.md").read_text()
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.S | re.M)]
@@ -28,7 +28,7 @@ def test_a_block_is_accepted_and_reads_what_a_judge_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     settings: dict[str, Any] = {**BLOCKS[number], "run": {"deterministic": False}}
-    (genrm,) = load([RunFile(tmp_path, settings).write()], []).genrms
+    (genrm,) = load_run_config([RunFile(tmp_path, settings).write()], []).genrms
     check_template(genrm.template, "template", genrm.judging)
     check_verdict(genrm.verdict, "verdict")
     monkeypatch.setenv("JUDGE_API_KEY", "x")
@@ -37,7 +37,7 @@ def test_a_block_is_accepted_and_reads_what_a_judge_says(
     if genrm.judging == "listwise":
         assert parse_ranking(SAID[number], genrm.verdict, 3) == MEANS[number]
     else:
-        assert parse(SAID[number], genrm.verdict) == MEANS[number]
+        assert parse_verdict(SAID[number], genrm.verdict) == MEANS[number]
 
 
 def test_every_block_is_tried() -> None:

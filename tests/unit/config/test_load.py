@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from yatt.config.load import config_hash, load, load_command, load_resolved, resolved_text, samples_hash
+from yatt.config.load import (
+    config_hash,
+    load_command,
+    load_resolved,
+    load_run_config,
+    resolved_text,
+    samples_hash,
+)
 from yatt.errors import ConfigError
 
 GOOD = """\
@@ -32,18 +39,18 @@ def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 def mistakes(folder: Path, text: str, *arguments: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load([write(folder, text)], list(arguments))
+        load_run_config([write(folder, text)], list(arguments))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
 
 def test_a_good_file_loads_with_defaults(tmp_path: Path) -> None:
-    config = load([write(tmp_path, GOOD)], [])
+    config = load_run_config([write(tmp_path, GOOD)], [])
     assert (config.optimizer.lr, config.lease.ttl_s, config.rollout.n) == (1e-6, 10.0, 8)
 
 
 def test_the_resolved_text_loads_to_the_same_config(tmp_path: Path) -> None:
-    config = load(
+    config = load_run_config(
         [write(tmp_path, GOOD)], ["rollout.stop=['a', \"b\"]", "checkpoint.storage_options={k: 1.5}"]
     )
     again = load_resolved(write(tmp_path, resolved_text(config), "config.yaml"))
@@ -53,7 +60,7 @@ def test_the_resolved_text_loads_to_the_same_config(tmp_path: Path) -> None:
 
 def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
     overlay = write(tmp_path, "rollout: {n: 4, top_p: 0.9}\n", "overlay.yaml")
-    config = load([write(tmp_path, GOOD), overlay], ["rollout.n=16"])
+    config = load_run_config([write(tmp_path, GOOD), overlay], ["rollout.n=16"])
     assert (config.rollout.n, config.rollout.top_p) == (16, 0.9)
 
 
@@ -127,8 +134,8 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "launch: {gpus_per_node: 24}\nrollout: {tp_size: 3}\n"
             "genrms: [{name: j, model: /m, template: '{prompt}', tp_size: 8}]\ntrainer:\n",
-            "rollout.tp_size: 3 does not divide genrms[0].tp_size 8: engines of this kind would not fill a "
-            "slab, which has 8 GPUs; write one of 1, 2, 4, 8, or another genrms[0].tp_size.",
+            "rollout.tp_size: 3 does not divide genrms[0].tp_size 8: such engines would not fill a GPU "
+            "set, which has 8 GPUs; write one of 1, 2, 4, 8, or another genrms[0].tp_size.",
         ),
         (
             "trainer:\n",
@@ -152,23 +159,23 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "trainer:\n",
             "launch: {nodes: 6, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
             "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
-            "placement: {mode: partial, genrm_slabs: 3}\ntrainer:\n",
-            "placement.genrm_slabs: with rollout.tp_size 2, 2 nodes have one role together; write a multiple",
+            "placement: {mode: partial, genrm_gpu_sets: 3}\ntrainer:\n",
+            "placement.genrm_gpu_sets: with rollout.tp_size 2, 2 nodes have one role together; write a ",
         ),
         (
             "trainer:\n",
             "launch: {nodes: 6, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
             "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
-            "placement: {mode: partial, genrm_slabs: 6}\ntrainer:\n",
-            "placement.genrm_slabs: 6 of 6 slabs for 1 GenRM(s): each GenRM needs at least 2 slabs and "
-            "rollout at least 2; write 2 to 4, or use more nodes or GPUs.",
+            "placement: {mode: partial, genrm_gpu_sets: 6}\ntrainer:\n",
+            "placement.genrm_gpu_sets: 6 of 6 GPU sets for 1 GenRM(s): each GenRM needs at least 2 GPU sets "
+            "and rollout at least 2; write 2 to 4, or use more nodes or GPUs.",
         ),
         (
             "trainer:\n",
             "launch: {nodes: 4, gpus_per_node: 1}\nrollout: {tp_size: 2}\n"
             "genrms: [{name: j, model: /m, template: '{prompt}'}]\n"
-            "placement: {mode: partial, genrm_slabs: 2, split: dynamic}\ntrainer:\n",
-            "placement.split: rollout.tp_size 2 spans nodes, whose slabs do not move; write fixed.",
+            "placement: {mode: partial, genrm_gpu_sets: 2, split: dynamic}\ntrainer:\n",
+            "placement.split: rollout.tp_size 2 spans nodes, whose GPU sets do not move; write fixed.",
         ),
         (
             "trainer:\n",
@@ -196,15 +203,15 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
         (
             "trainer:\n",
             "launch: {nodes: 2}\ngenrms: [{name: j, model: /m, template: '{prompt}'}]\n"
-            "placement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\ntrainer:\n",
-            "placement.genrm_slabs: 1 of 1 slabs for 1 GenRM(s): each GenRM needs at least one slab "
+            "placement: {mode: disaggregated, trainer_nodes: 1, genrm_gpu_sets: 1}\ntrainer:\n",
+            "placement.genrm_gpu_sets: 1 of 1 GPU sets for 1 GenRM(s): each GenRM needs at least one GPU set "
             "and rollout at least one; use more nodes or GPUs.",
         ),
         (
             "trainer:\n",
-            "launch: {nodes: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1, genrm_slabs: 1}\n"
+            "launch: {nodes: 2}\nplacement: {mode: disaggregated, trainer_nodes: 1, genrm_gpu_sets: 1}\n"
             "trainer:\n",
-            "placement.genrm_slabs: 1, but no GenRM has an engine; remove it.",
+            "placement.genrm_gpu_sets: 1, but no GenRM has an engine; remove it.",
         ),
         (
             "trainer:\n",
@@ -362,14 +369,14 @@ def test_a_file_that_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) 
         (large, "is larger than 512 KiB"),
     ):
         with pytest.raises(ConfigError, match=says):
-            load([path], [])
+            load_run_config([path], [])
 
 
 def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"run:\n  dir: \xff\n")
     with pytest.raises(ConfigError, match=r"run\.yaml:2: is not text in UTF-8"):
-        load([path], [])
+        load_run_config([path], [])
 
 
 def test_every_character_of_a_message_can_be_shown(tmp_path: Path) -> None:
@@ -389,17 +396,17 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
 def test_an_empty_section_takes_back_what_was_written_before(tmp_path: Path) -> None:
     """Else a run file with weights could not get other data files."""
     run = write(tmp_path, GOOD.replace("[a.jsonl]}", "[a.jsonl], weights: {a.jsonl: 2.0}, shuffle: false}"))
-    assert load([run], []).data.weights == {"a.jsonl": 2.0}
-    other = load([run], ["data.weights={}", "data.train_files=[b.jsonl]"]).data
+    assert load_run_config([run], []).data.weights == {"a.jsonl": 2.0}
+    other = load_run_config([run], ["data.weights={}", "data.train_files=[b.jsonl]"]).data
     assert (other.train_files, other.weights, other.shuffle) == (("b.jsonl",), {}, False)
     overlay = write(tmp_path, "data: {weights: {}}\n", "overlay.yaml")
-    assert load([run, overlay], []).data.weights == {}
-    assert load([run, overlay], ["data.weights={a.jsonl: 3.0}"]).data.weights == {"a.jsonl": 3.0}
-    assert load([run, write(tmp_path, "", "nothing.yaml")], []) == load([run], [])
+    assert load_run_config([run, overlay], []).data.weights == {}
+    assert load_run_config([run, overlay], ["data.weights={a.jsonl: 3.0}"]).data.weights == {"a.jsonl": 3.0}
+    assert load_run_config([run, write(tmp_path, "", "nothing.yaml")], []) == load_run_config([run], [])
     with pytest.raises(ConfigError, match=r"data\.train_files: missing"):
-        load([run], ["data={}"])
+        load_run_config([run], ["data={}"])
     with pytest.raises(ConfigError, match=r"argument 'rewards=\{\}': rewards: a section is not a list"):
-        load([run], ["rewards={}"])
+        load_run_config([run], ["rewards={}"])
 
 
 @pytest.mark.parametrize("argument", ["rollout.n", "=3", "rollout..n=3"])
@@ -422,13 +429,13 @@ def test_an_argument_changes_an_item_of_a_list(tmp_path: Path) -> None:
     text = GOOD + "- {name: other, path: 'builtin:exact', weight: 2.0}\n"
     run = write(tmp_path, text)
     for argument in ("rewards.1.weight=3.0", "rewards[1].weight=3.0"):
-        rewards = load([run], [argument]).rewards
+        rewards = load_run_config([run], [argument]).rewards
         assert [(r.name, r.weight) for r in rewards] == [("rule", 1.0), ("other", 3.0)]
-    assert load([run], ["data.train_files.0=b.jsonl"]).data.train_files == ("b.jsonl",)
-    both = load([run], ["rewards.0.name=first", "rewards.1.name=second"]).rewards
+    assert load_run_config([run], ["data.train_files.0=b.jsonl"]).data.train_files == ("b.jsonl",)
+    both = load_run_config([run], ["rewards.0.name=first", "rewards.1.name=second"]).rewards
     assert [r.name for r in both] == ["first", "second"]
     overlay = write(tmp_path, "rewards: {0: {weight: 5.0}}\n", "overlay.yaml")
-    assert load([run, overlay], []).rewards[0].weight == 5.0
+    assert load_run_config([run, overlay], []).rewards[0].weight == 5.0
 
 
 @pytest.mark.parametrize(
@@ -449,7 +456,7 @@ def test_an_item_that_is_not_there_is_refused(tmp_path: Path, argument: str, say
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read \(No such file"):
-        load([tmp_path / "nothing.yaml"], [])
+        load_run_config([tmp_path / "nothing.yaml"], [])
 
 
 @pytest.mark.parametrize(
@@ -465,7 +472,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_what_decides_about_samples(tmp_path: Path, change: str, deterministic: bool, equal: bool) -> None:
     arguments = [f"run.deterministic={str(deterministic).lower()}"]
     file = write(tmp_path, GOOD)
-    before, after = load([file], arguments), load([file], [*arguments, change])
+    before, after = load_run_config([file], arguments), load_run_config([file], [*arguments, change])
     assert config_hash(before) != config_hash(after)
     assert (samples_hash(before) == samples_hash(after)) == equal
 
@@ -482,9 +489,11 @@ def test_oversampling_is_refused_where_it_would_harm(
     if says:
         assert says in mistakes(tmp_path, GOOD, *arguments)
     else:
-        load([file], arguments)
+        load_run_config([file], arguments)
         assert "run.deterministic" in mistakes(tmp_path, GOOD, *arguments, "run.deterministic=true")
-    load([file], ["rollout.oversample=1", f"rollout.max_policy_age={age}", "run.deterministic=true"])
+    load_run_config(
+        [file], ["rollout.oversample=1", f"rollout.max_policy_age={age}", "run.deterministic=true"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -506,5 +515,5 @@ def test_a_profile_that_would_not_be_made_is_refused(tmp_path: Path, arguments: 
 
 def test_a_profile_of_some_iterations_is_accepted(tmp_path: Path) -> None:
     arguments = ["profile.kinds=[torch,memory]", "profile.iterations=[3,4]"]
-    profile = load([write(tmp_path, GOOD)], arguments).profile
+    profile = load_run_config([write(tmp_path, GOOD)], arguments).profile
     assert (profile.kinds, profile.iterations, profile.ranks) == (("torch", "memory"), (3, 4), (0,))

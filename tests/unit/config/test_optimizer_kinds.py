@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.errors import ConfigError
 
 
@@ -12,7 +12,7 @@ def test_muon_is_refused_by_name(tmp_path):
     (tmp_path / "run.yaml").write_text("optimizer:\n  kind: muon\n  lr: 0.1\n")
     says = "run.yaml:2: optimizer.kind: 'muon' is not one of 'adam', 'sgd'"
     with pytest.raises(ConfigError, match=says):
-        load([tmp_path / "run.yaml"], [])
+        load_run_config([tmp_path / "run.yaml"], [])
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_muon_is_refused_by_name(tmp_path):
 def test_a_setting_of_the_other_kind_is_refused(tmp_path, section, says):
     (tmp_path / "run.yaml").write_text(f"optimizer: {section}\n")
     with pytest.raises(ConfigError, match=re.escape(f"run.yaml:1: optimizer: {says}")):
-        load([tmp_path / "run.yaml"], [])
+        load_run_config([tmp_path / "run.yaml"], [])

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from yatt.config.ranges import Range, Text
 from yatt.config.schema import RunConfig
-from yatt.config.sft import SftConfig
+from yatt.config.sections.ranges import Range, Text
+from yatt.config.sections.sft import SftConfig
 from yatt.config.site import SiteConfig
 
 

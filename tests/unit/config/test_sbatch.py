@@ -6,11 +6,11 @@ import pytest
 
 from tests.unit.launch.test_findings import site
 from yatt.config.load import resolved_text
-from yatt.config.sbatch import FIXED, OWN_KEYS
+from yatt.config.sections.sbatch import FIXED, OWN_KEYS
 from yatt.config.site import SiteConfig, load_site, with_settings
 from yatt.errors import ConfigError
-from yatt.launch.asking import more_options
-from yatt.launch.executor import template_of
+from yatt.launch.commands.executor import template_of
+from yatt.launch.resolve.asking import more_options
 
 BOTH = """
 sbatch_args: {reservation: course, exclude: "n[1-2]", mail-type: END, reboot: true, nice: 100}
@@ -59,7 +59,7 @@ def test_what_cannot_be_handed_on_is_said(tmp_path, text, says):
         site(tmp_path, text)
 
 
-def test_one_submission_may_have_other_values(tmp_path):
+def test_site_values_can_be_overridden_for_a_submission(tmp_path):
     (tmp_path / "site.yaml").write_text(f"partition: gpu\n{BOTH}")
     before = load_site(tmp_path / "site.yaml")
     changed = with_settings(before, ["partition=debug", "time_limit_min=30", "sbatch_args.reservation="])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from yatt.config.site import component, load_site
+from yatt.config.site import load_site, site_component
 from yatt.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "configs" / "sites").glob("*.yaml"))
@@ -76,7 +76,7 @@ def test_a_component_asks_for_its_own_or_what_the_site_says(tmp_path: Path) -> N
         tmp_path,
         "partition: a\nmem_gb: 5\nconstraint: ib\ncomponents: {engines: {partition: b, nodelist: 'n[1-2]'}}",
     )
-    engines, trainer = component(site, "engines"), component(site, "trainer")
+    engines, trainer = site_component(site, "engines"), site_component(site, "trainer")
     assert (engines.partition, engines.mem_gb, engines.constraint, engines.nodelist) == (
         "b",
         5,

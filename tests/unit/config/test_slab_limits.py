@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from tests.moving_slabs import JUDGE, moving_run
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.errors import ConfigError
 
 
-def faults(tmp_path: Any, place: str = "disaggregated", genrm_slabs: int = 1, **placement: Any) -> str:
-    run = moving_run(tmp_path, place, 2, genrm_slabs=genrm_slabs)
+def faults(tmp_path: Any, place: str = "disaggregated", genrm_gpu_sets: int = 1, **placement: Any) -> str:
+    run = moving_run(tmp_path, place, 2, genrm_gpu_sets=genrm_gpu_sets)
     run.settings["placement"].update(placement)
     try:
-        load([run.write()], [])
+        load_run_config([run.write()], [])
     except ConfigError as error:
         return str(error)
     return ""
@@ -22,15 +22,18 @@ def faults(tmp_path: Any, place: str = "disaggregated", genrm_slabs: int = 1, **
 @pytest.mark.parametrize(
     ("placement", "says"),
     [
-        ({"min_slabs": {"rollout": 5}}, ""),
-        ({"min_slabs": {"rollout": 6}}, "7 slabs in all, but there are 6"),
-        ({"min_slabs": {JUDGE: 3}}, "begins with 1 of 6 slabs for genrm:judge, but min_slabs"),
-        ({"max_slabs": {"rollout": 4}}, "begins with 5 of 6 slabs for rollout"),
-        ({"max_slabs": {"rollout": 5, JUDGE: 1}}, ""),
-        ({"max_slabs": {"rollout": 2, JUDGE: 1}}, "leaves some of 6 slabs to nobody"),
-        ({"min_slabs": {"judge": 1}}, "'judge' is no role with engines; write one of rollout, genrm:judge"),
-        ({"min_slabs": {JUDGE: 3}, "max_slabs": {JUDGE: 2}}, "genrm:judge: 2 is below min_slabs 3"),
-        ({"split": "fixed", "min_slabs": {JUDGE: 1}}, "has no effect on a fixed split"),
+        ({"min_gpu_sets": {"rollout": 5}}, ""),
+        ({"min_gpu_sets": {"rollout": 6}}, "7 in all, but there are 6"),
+        ({"min_gpu_sets": {JUDGE: 3}}, "begins with 1 of 6 GPU sets for genrm:judge, but min_gpu_sets"),
+        ({"max_gpu_sets": {"rollout": 4}}, "begins with 5 of 6 GPU sets for rollout"),
+        ({"max_gpu_sets": {"rollout": 5, JUDGE: 1}}, ""),
+        ({"max_gpu_sets": {"rollout": 2, JUDGE: 1}}, "leaves some of 6 GPU sets to nobody"),
+        (
+            {"min_gpu_sets": {"judge": 1}},
+            "'judge' is no role with engines; write one of rollout, genrm:judge",
+        ),
+        ({"min_gpu_sets": {JUDGE: 3}, "max_gpu_sets": {JUDGE: 2}}, "genrm:judge: 2 is below min_gpu_sets 3"),
+        ({"split": "fixed", "min_gpu_sets": {JUDGE: 1}}, "has no effect on a fixed split"),
     ],
 )
 def test_limits_that_cannot_hold_are_refused(tmp_path: Any, placement: dict[str, Any], says: str):
@@ -38,9 +41,14 @@ def test_limits_that_cannot_hold_are_refused(tmp_path: Any, placement: dict[str,
     assert says in found if says else not found, found
 
 
+def test_a_number_that_leaves_rollout_nothing_is_one_mistake(tmp_path: Any):
+    found = faults(tmp_path, genrm_gpu_sets=7)
+    assert "1 mistake" in found and "begins with" not in found, found
+
+
 def test_a_dynamic_split_needs_something_to_split_and_no_fixed_order(tmp_path: Any):
-    assert "dynamic moves slabs" in faults(tmp_path, "partial", 0, mode="colocated")
+    assert "dynamic moves GPU sets" in faults(tmp_path, "partial", 0, mode="colocated")
     run = moving_run(tmp_path / "other", "partial", 2)
     run.settings["run"]["deterministic"] = True
     with pytest.raises(ConfigError, match="dynamic depends on timing"):
-        load([run.write()], [])
+        load_run_config([run.write()], [])

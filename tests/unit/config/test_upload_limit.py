@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.core.test_placement import config
 from yatt.config.check import upload_limit
-from yatt.config.operation import CheckpointSection
+from yatt.config.sections.operation import CheckpointSection
 
 LIMITS = [(0, 0, 0.0), (100, 0, 100.0), (0, 100, 25.0), (100, 100, 25.0), (10, 100, 10.0)]
 

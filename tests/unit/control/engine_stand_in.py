@@ -6,11 +6,13 @@ from typing import Any
 
 from yatt.records import message as m
 
-Answer = Callable[[str, m.Sample], m.Completed | None]
+Answer = Callable[[str, m.SampleRequest], m.Completed | None]
 """Gives what an engine completes; None keeps it busy."""
 
 
-def completion(sample: m.Sample, tokens: list[int], reason: str = "stop", version: int = 0) -> m.Completed:
+def completion(
+    sample: m.SampleRequest, tokens: list[int], reason: str = "stop", version: int = 0
+) -> m.Completed:
     return m.Completed(
         request_id=sample.request_id, token_ids=m.pack_ids(tokens),
         logprobs=m.pack_floats([-0.5] * len(tokens)), finish_reason=reason, policy_version=version,
@@ -28,13 +30,13 @@ class Engines:
     def __init__(self, answer: Answer) -> None:
         self.answer, self.partial = answer, [7, 8]
         self.sent: list[tuple[str, m.Message, int]] = []
-        self.busy: dict[str, m.Sample] = {}
+        self.busy: dict[str, m.SampleRequest] = {}
         self.completed: Callable[[str, m.Completed], None] = lambda *_: None
 
     async def tell(self, to: str, body: m.Message, *, token: int = 0) -> None:
         self.sent.append((to, body, token))
         loop = asyncio.get_running_loop()
-        if isinstance(body, m.Sample):
+        if isinstance(body, m.SampleRequest):
             given = self.answer(to, body)
             if given is None:
                 self.busy[body.request_id] = body
@@ -50,4 +52,4 @@ class Engines:
 
     def asked(self) -> list[str]:
         """The request ids that engines were sent, without the numbers that this node adds."""
-        return [b.request_id.partition("#")[0] for _, b, _ in self.sent if isinstance(b, m.Sample)]
+        return [b.request_id.partition("#")[0] for _, b, _ in self.sent if isinstance(b, m.SampleRequest)]

@@ -3,7 +3,7 @@
 import random
 
 from yatt.control.rollouts.accepted import AcceptedGroups
-from yatt.control.rollouts.groups import PromptGroup, new_group
+from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 
 
 def group(number: int) -> PromptGroup:

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 import xxhash
 
-from yatt.checkpoint.store import FolderStore
-from yatt.control.rollouts import carried
-from yatt.control.rollouts.carried import frozen, read_state, write_state
-from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState
-from yatt.core.checkpoint_names import node_state_path
+from yatt.checkpoint.store.store import FolderStore
+from yatt.control.rollouts.groups import carried
+from yatt.control.rollouts.groups.carried import frozen_state, read_state, write_state
+from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, SampleState
+from yatt.core.attempts.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError
 from yatt.records.cluster import StateFile
-from yatt.records.message import MediaRef, Turn, pack_floats, pack_ids
+from yatt.records.message import MediaRef, PlacedMedia, Turn, pack_floats, pack_ids
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def group(number: int, *, tokens: int = 3) -> PromptGroup:
                     logprobs=pack_floats([-draw.random() for _ in range(tokens)]),
                     policy_versions=((number, 0, tokens),), finish_reason="stop",
                 ),
-                Turn(pack_ids([1]), media=(MediaRef("a.png", "00"),)),
+                Turn(pack_ids([1]), media=(PlacedMedia(MediaRef("a.png", "00", 4, 3), 0, 1, (1, 2, 2)),)),
             ],
             observations=["said"],
             finish_reason="stop" if index else "", text="zwölf \x00", scores={"a": draw.random()},
@@ -130,8 +130,8 @@ def test_a_state_of_the_version_without_counters_can_be_read(store):
 
 def test_what_happens_to_a_group_after_the_snapshot_is_not_in_it(store):
     now = state(0, 1, accepted=1, unfinished=1)
-    before = msgspec.json.encode(frozen(now))
-    snapshot = frozen(now)
+    before = msgspec.json.encode(frozen_state(now))
+    snapshot = frozen_state(now)
     sample = now.unfinished[0].samples[0]
     sample.extend(pack_ids([5]), pack_floats([-1.0]), 9)
     sample.scores["late"] = 1.0
@@ -141,7 +141,7 @@ def test_what_happens_to_a_group_after_the_snapshot_is_not_in_it(store):
     assert msgspec.json.encode(snapshot) == before
 
 
-def test_neither_writing_nor_a_shares_reading_holds_the_whole(store, monkeypatch):
+def test_writing_and_reading_kept_state_hold_a_part_of_it_in_memory(store, monkeypatch):
     """160 groups of 80 kB; a piece of 256 kB at a time."""
     monkeypatch.setattr(carried, "FETCH_BYTES", 256 << 10)
     whole = NodeState(next_number=160, accepted=[group(i, tokens=5000) for i in range(160)], unfinished=[])

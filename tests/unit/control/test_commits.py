@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 from tests.unit.core.test_placement import config as colocated
-from yatt.checkpoint.local_commits import LocalCommits
-from yatt.checkpoint.manifest import Checkpoints
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.store import FolderStore
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.local.local_commits import LocalCommits
+from yatt.checkpoint.store.store import FolderStore
 from yatt.control.leader.alarms import Alarms
-from yatt.control.leader.commits import Commits
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
+from yatt.control.leader.saves.commits import Commits
 from yatt.control.node import Node
-from yatt.core import phases
-from yatt.core.claims import Commit
-from yatt.core.placement import place
-from yatt.core.time_left import RESERVE_S
+from yatt.core.attempts.claims import Commit
+from yatt.core.gpus.placement import placement_of
+from yatt.core.phases import phases
+from yatt.core.phases.time_left import RESERVE_S
 from yatt.errors import EXIT_DO_NOT_RESTART, StoreTakenOver, StoreUnreachable, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -69,7 +69,7 @@ def commits_of(folder: Path, store: FolderStore, nodes: Any, local_dir: str = ""
     some = colocated(1, 1, 0, 0)
     kind = replace(some, checkpoint=replace(some.checkpoint, local_dir=local_dir))
     node = Node(
-        config=kind, paths=RunPaths(folder), placement=place(kind), attempt=1, index=0, host="",
+        config=kind, paths=RunPaths(folder), placement=placement_of(kind), attempt=1, index=0, host="",
         device="cpu",
     )  # fmt: skip
     told: list[str] = []

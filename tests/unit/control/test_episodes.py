@@ -10,19 +10,19 @@ import pytest
 
 from tests.runs import HANG_S, RunFile
 from tests.unit.control.engine_stand_in import Engines, completion
-from yatt.adapters.dataset import Row
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.config.load import load
+from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.load import load_run_config
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling
-from yatt.control.rollouts.groups import PromptGroup, SampleState, new_group
+from yatt.control.rollouts.groups.groups import PromptGroup, SampleState, new_group
 from yatt.control.rollouts.router import Router
-from yatt.control.rollouts.subject import Subject
-from yatt.core.placement import ROLLOUT, place
-from yatt.core.rewards import Shaping
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.core.samples.rewards import Shaping
 from yatt.errors import WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -40,9 +40,10 @@ class Bench:
 
     def __init__(self, folder: Path, call_step: CallStep = answers_once, **settings: Any) -> None:
         file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
-        config = load([file], [f"environment.path={folder / 'env.py'}"])
+        config = load_run_config([file], [f"environment.path={folder / 'env.py'}"])
         self.node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), attempt=1, index=0, host="",
+            config=config, paths=RunPaths(folder), placement=placement_of(config),
+            attempt=1, index=0, host="",
             device="cpu",
         )  # fmt: skip
         self.steps: list[m.Step] = []
@@ -71,7 +72,7 @@ class Bench:
         return subject.sample
 
     def prompts(self) -> list[bytes]:
-        return [body.prompt_ids for _, body, _ in self.engines.sent if isinstance(body, m.Sample)]
+        return [body.prompt_ids for _, body, _ in self.engines.sent if isinstance(body, m.SampleRequest)]
 
 
 def test_two_turns_with_an_answer_between_them(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_a_stop_text_across_a_pause_ends_the_completion_where_an_engine_would(tm
     plus, six, four = (bench.tokenizer.encode_plain(each)[0] for each in ("+", "6", "4"))
     parts = iter([([four, plus], "abort"), ([six, four, four], "length")])
 
-    def part(_: str, sample: m.Sample) -> m.Completed:
+    def part(_: str, sample: m.SampleRequest) -> m.Completed:
         ids, reason = next(parts)
         return msgspec.structs.replace(completion(sample, ids, version=3), finish_reason=reason)
 

@@ -10,15 +10,15 @@ import pytest
 
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.dataset import Row
-from yatt.adapters.tokenizer import TextPart, Tokenizer
-from yatt.config.load import load
-from yatt.config.scoring import RewardSection
-from yatt.control.rollouts.batches import Batches
-from yatt.control.rollouts.groups import PromptGroup, new_group
-from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.scoring import Scorer
-from yatt.control.rollouts.subject import Subject
+from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.inputs.text_parts import TextPart
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.load import load_run_config
+from yatt.config.sections.scoring import RewardSection
+from yatt.control.rollouts.groups.groups import PromptGroup, new_group
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import Batches, Scorer
+from yatt.control.rollouts.scoring.subject import Subject
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
 from yatt.reward.__main__ import read_verdict
@@ -57,7 +57,7 @@ class GroupBench:
         (Path(judge) / "model.safetensors").write_bytes(b"")
         section = {"name": "judge", "model": judge, "engine": "scripted", "max_model_tokens": 400, **genrm}
         run = RunFile(folder, {"genrms": [section], "launch": {"nodes": 1}, **(settings or {})})
-        self.config = load([run.write()], [])
+        self.config = load_run_config([run.write()], [])
         self.tokenizer, self.says, self.rewards = Tokenizer(judge), says, rewards
         self.prompts: list[str] = []
         self.seeds: list[int] = []
@@ -75,7 +75,7 @@ class GroupBench:
                 Subject(group=self.group, sample=sample, row=row, ref=ref, counters=self.counters)
             )
 
-    async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
+    async def _complete(self, role: str, sample: m.SampleRequest) -> m.Completed:
         prompt = self.tokenizer.decode(m.unpack_ids(sample.prompt_ids))
         self.prompts.append(prompt)
         self.seeds.append(sample.seed)
@@ -228,7 +228,7 @@ def test_none_leaves_a_score_out_and_a_sample_without_any_fails(tmp_path: Path) 
     ],
 )
 def test_mistakes_are_named_before_anything_starts(tmp_path: Path, genrm: dict[str, Any], says: str) -> None:
-    from yatt.core.verdict import check_template
+    from yatt.core.samples.verdict import check_template
 
     with pytest.raises((ConfigError, ValueError)) as caught:
         bench = GroupBench(tmp_path, better, settings=ONLY_JUDGE, **genrm)

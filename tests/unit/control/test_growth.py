@@ -8,15 +8,15 @@ from tests.growth import num_calls
 from tests.unit.control.engine_stand_in import Engines
 from tests.unit.core.test_placement import config as colocated, disaggregated
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.control.training import NodeTraining
-from yatt.core.balance import Cost, deal, plan_iteration
-from yatt.core.dispatch import Dispatch
-from yatt.core.placement import ROLLOUT, Slab, place
-from yatt.core.prompts import InOrder
+from yatt.core.gpus.placement import ROLLOUT, Slab, placement_of
+from yatt.core.requests.dispatch import Dispatch
+from yatt.core.samples.balance import Cost, deal_mini_batch, plan_iteration
+from yatt.core.samples.prompts import InOrder
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.load import NodeLoad
@@ -26,7 +26,8 @@ FEW, MANY = 100, 1600
 
 def node_of(kind, index: int = 0) -> Node:
     return Node(
-        config=kind, paths=RunPaths(Path("/r")), placement=place(kind), attempt=1, index=index, host="",
+        config=kind, paths=RunPaths(Path("/r")), placement=placement_of(kind),
+        attempt=1, index=index, host="",
         device="cpu",
     )  # fmt: skip
 
@@ -100,8 +101,8 @@ def test_what_others_asked_of_a_node_is_known_without_looking_at_each_request() 
     assert calls(MANY) == calls(FEW // 4 * 4 - 4)
 
 
-def sample(name: str) -> m.Sample:
-    return m.Sample(
+def sample(name: str) -> m.SampleRequest:
+    return m.SampleRequest(
         request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
     )
 
@@ -128,7 +129,7 @@ def test_planning_grows_with_the_samples_and_not_with_their_square() -> None:
 
         def calls(num: int, shape=shape) -> int:
             dealt = facts([shape(i) for i in range(num)])
-            return num_calls(partial(deal, dealt, dp_size=4, cap_tokens=100, cost=Cost(1.0, 0.1)))
+            return num_calls(partial(deal_mini_batch, dealt, dp_size=4, cap_tokens=100, cost=Cost(1.0, 0.1)))
 
         few, many = calls(200), calls(3200)
         assert many < 16 * few * 4, "sixteen times the samples, and logarithms"

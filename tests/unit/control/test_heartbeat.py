@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters import files
-from yatt.adapters.files import read_or_none, unsealed
+from yatt.adapters.files import files
+from yatt.adapters.files.files import read_or_none, record_in
 from yatt.control.membership import deadman
 from yatt.control.membership.deadman import QUIET_S, write_heartbeat
 from yatt.paths import RunPaths
@@ -28,7 +28,7 @@ def test_the_heartbeat_outlives_a_folder_that_cannot_be_written_for_a_while(tmp_
                 while "cannot be written" not in caplog.text:
                     await asyncio.sleep(0.01)
                 path.rmdir()
-                while (record := unsealed(read_or_none(path), ATTEMPT)) is None:
+                while (record := record_in(read_or_none(path), ATTEMPT)) is None:
                     await asyncio.sleep(0.01)
         finally:
             beating.cancel()

@@ -16,9 +16,9 @@ from tests.runs import HANG_S, until
 from tests.seeds import seed_of
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
-from yatt.adapters.record_file import RecordWriter
-from yatt.control.rollouts import kept, kept_files
-from yatt.control.rollouts.groups import NodeState
+from yatt.adapters.files.record_file import RecordWriter
+from yatt.control.rollouts.groups import kept, kept_files
+from yatt.control.rollouts.groups.groups import NodeState
 from yatt.records import cluster as c, message as m
 
 
@@ -35,14 +35,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
         each.close()
 
 
-def answers(_: str, sample: m.Sample) -> m.Completed:
+def answers(_: str, sample: m.SampleRequest) -> m.Completed:
     return completion(sample, tokens_of(sample))
 
 
 def holding(*numbers: int):
     """Engines that do not complete samples of these prompts."""
 
-    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed | None:
         number = int(sample.request_id.partition("#")[0].split("/")[-3])
         return None if number in numbers else completion(sample, tokens_of(sample))
 
@@ -110,7 +110,7 @@ def test_engines_are_asked_only_for_what_is_missing_and_the_report_is_the_same(m
     assert events(again, "groups.reuse")[0]["numbers"] == [0, 1, 2, 4, 5]
 
 
-def flat_unless_odd(_: str, sample: m.Sample) -> m.Completed:
+def flat_unless_odd(_: str, sample: m.SampleRequest) -> m.Completed:
     number = int(sample.request_id.partition("#")[0].split("/")[-3])
     return completion(sample, tokens_of(sample) if number % 2 else [5])
 

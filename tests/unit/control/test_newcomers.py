@@ -10,14 +10,14 @@ import pytest
 from tests.runs import HANG_S, turns, until
 from tests.unit.core.test_placement import disaggregated
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.publications import Publications
+from yatt.control.gpus.weights.publications import Publications
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts import rooms
 from yatt.control.rollouts.rooms import RoomAnnouncer
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -25,7 +25,8 @@ from yatt.records import cluster as c, message as m
 def node_of(index: int, life: int = 1, genrms: int = 0) -> Node:
     config = disaggregated(3, 1, 1, genrms=genrms, slabs=genrms)
     return Node(
-        config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=index, host="",
+        config=config, paths=RunPaths(Path("/r")), placement=placement_of(config),
+        attempt=1, index=index, host="",
         device="cpu", life=life,
     )  # fmt: skip
 

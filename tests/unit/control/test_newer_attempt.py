@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.runs import HANG_S
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.files import publish, sealed
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
 from yatt.control.membership import newer_attempt
 from yatt.control.membership.newer_attempt import watch_newer_attempt
 from yatt.errors import StaleAttempt, WorkerFailed
@@ -42,7 +42,9 @@ def test_a_node_declared_lost_hears_of_it(tmp_path):
 
     async def lost(_watching):
         paths.lost(mine, 1).parent.mkdir(parents=True)
-        publish(paths.lost(mine, 1), sealed({"why": "was not heard of for 10 s", "life": 1}, mine))
+        write_atomically(
+            paths.lost(mine, 1), sealed_record({"why": "was not heard of for 10 s", "life": 1}, mine)
+        )
 
     with pytest.raises(WorkerFailed, match="continues without this node: it was not heard of"):
         asyncio.run(watched(paths, mine, lost))
@@ -57,7 +59,9 @@ def test_the_loss_of_a_former_life_is_not_one_of_the_next(tmp_path):
         async with asyncio.timeout(20 * PERIOD_S):
             await watch_newer_attempt(paths, mine, 1, life, PERIOD_S)
 
-    publish(paths.lost(mine, 1), sealed({"why": "was started again", "life": 1, "joined": 2}, mine))
+    write_atomically(
+        paths.lost(mine, 1), sealed_record({"why": "was started again", "life": 1, "joined": 2}, mine)
+    )
     with pytest.raises(TimeoutError):
         asyncio.run(watched_as(2))
     with pytest.raises(WorkerFailed, match="continues without this node"):

@@ -12,7 +12,7 @@ from tests.unit.core.test_placement import disaggregated
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.core.placement import place
+from yatt.core.gpus.placement import placement_of
 from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -42,7 +42,8 @@ class Leader:
     def __init__(self) -> None:
         config = disaggregated(4, 1, 1)
         node = Node(
-            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
+            config=config, paths=RunPaths(Path("/r")), placement=placement_of(config),
+            attempt=1, index=0, host="",
             device="cpu",
         )  # fmt: skip
         self.peers, self.given_up = Told(), list[tuple[int, int, str]]()
@@ -105,7 +106,7 @@ def test_who_is_admitted_is_introduced_to_all_and_hears_what_has_changed() -> No
     scene(play)
 
 
-def test_at_the_end_newcomers_are_told_too() -> None:
+def test_newcomers_are_told_that_the_run_ends() -> None:
     async def play(leader: Leader) -> None:
         leader.peers.exclude(2, "is gone")
         leader.peers.invite(2, 2, "tcp://b")

@@ -1,6 +1,6 @@
 """Sums of all nodes' steps: they only grow, whatever lives a node has had."""
 
-from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.records.load import NodeLoad, SlabLoad, StepSums
 
 

@@ -11,15 +11,15 @@ import pytest
 from tests.runs import HANG_S
 from tests.unit.control.test_peers import Lines
 from tests.unit.core.test_placement import disaggregated
-from yatt.adapters.channel import Answer
+from yatt.adapters.net.channel import Answer
 from yatt.control.leader.inbox import Inbox
-from yatt.control.leader.node_loads import NodeLoads
+from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.control.membership.liveness import Liveness
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
 from yatt.control.peer_messages import PeerMessages
-from yatt.core import phases
-from yatt.core.placement import place
+from yatt.core.gpus.placement import placement_of
+from yatt.core.phases import phases
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_EXCLUDED, EXIT_FAILED, EXIT_USER_MISTAKE
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
@@ -35,7 +35,13 @@ class Desk:
         config = disaggregated(3, 1, 1)
         paths = RunPaths(Path("/r"))
         node = Node(
-            config=config, paths=paths, placement=place(config), attempt=1, index=index, host="", device="cpu"
+            config=config,
+            paths=paths,
+            placement=placement_of(config),
+            attempt=1,
+            index=index,
+            host="",
+            device="cpu",
         )
         self.peers, self.lines, self.inbox = Peers(), Lines(), Inbox()
         self.peers.dial_with(self.lines.dial)
@@ -128,7 +134,7 @@ def test_a_mistake_that_only_a_later_life_finds_is_its_own(life: int, exit_code:
     scene(play)
 
 
-def test_one_that_is_not_known_yet_has_to_ask_again_and_one_that_is_over_is_told_to_end() -> None:
+def test_a_peer_of_an_unknown_attempt_asks_again_and_one_of_a_finished_attempt_ends() -> None:
     async def play(desk: Desk) -> None:
         room = c.EngineRoom(role="rollout", room=4, version=1)
         assert isinstance(await desk.say("node2.2", room), m.Failed), "at once, not never"

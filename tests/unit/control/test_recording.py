@@ -13,11 +13,11 @@ import pytest
 from tests.runs import HANG_S, rows
 from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_sampling import Bench, Make, by_length, tokens_of
-from yatt.adapters.attempt_claim import newest_attempt
-from yatt.control.rollouts.groups import new_group
+from yatt.adapters.run_folder.attempt_claim import newest_attempt
+from yatt.control.rollouts.groups.groups import new_group
 from yatt.control.rollouts.recording import MOST_FAILED, MOST_WAITING
-from yatt.control.rollouts.subject import Judged
-from yatt.core.verdict import Shown
+from yatt.control.rollouts.scoring.subject import Judged
+from yatt.core.samples.verdict import Shown
 from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import RecordedIteration, read_iteration
@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         each.close()
 
 
-def answers(_: str, sample: m.Sample) -> m.Completed:
+def answers(_: str, sample: m.SampleRequest) -> m.Completed:
     return completion(sample, tokens_of(sample))
 
 
@@ -78,7 +78,7 @@ def test_every_sample_of_an_iteration_is_recorded_with_all_that_is_known_about_i
 
 
 def test_a_dropped_group_is_recorded_with_the_reason(make: Make) -> None:
-    def answer(_: str, sample: m.Sample) -> m.Completed:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed:
         is_flat = int(sample.request_id.split("/")[1]) == 0
         return completion(sample, [5] if is_flat else tokens_of(sample))
 

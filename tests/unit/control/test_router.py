@@ -14,7 +14,7 @@ from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.control.rollouts.router import Router
-from yatt.core.placement import ROLLOUT, place
+from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.errors import WorkerFailed
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -25,7 +25,8 @@ class Bench:
         config = colocated(1, 2, 0, 0)
         config = replace(config, rollout=replace(config.rollout, max_retries=retries, max_num_seqs=8))
         self.node = Node(
-            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
+            config=config, paths=RunPaths(Path("/r")), placement=placement_of(config),
+            attempt=1, index=0, host="",
             device="cpu",
         )  # fmt: skip
         self.engines = Engines(lambda _, __: None)
@@ -48,12 +49,12 @@ class Bench:
 
     def where(self) -> dict[str, str]:
         """The engine that each request was sent to last, by its name."""
-        sent = [(to, body) for to, body, _ in self.engines.sent if isinstance(body, m.Sample)]
+        sent = [(to, body) for to, body, _ in self.engines.sent if isinstance(body, m.SampleRequest)]
         return {body.request_id.partition("#")[0].removeprefix("node0/"): to for to, body in sent}
 
 
-def request(name: str, group: str) -> m.Sample:
-    return m.Sample(
+def request(name: str, group: str) -> m.SampleRequest:
+    return m.SampleRequest(
         request_id=name, prompt_ids=m.pack_ids([1]), seed=1, temperature=1.0, top_p=1.0, top_k=-1,
         max_tokens=4, group=group,
     )  # fmt: skip
@@ -239,8 +240,8 @@ def test_before_a_node_has_reported_its_room_each_of_its_engines_counts() -> Non
     config = widths(disaggregated(2, 1, 1, engine_gpus=4, genrms=1, slabs=1), 1, 2)
     config = replace(config, rollout=replace(config.rollout, max_num_seqs=8))
     node = Node(
-        config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=0, host="",
-        device="cpu",
+        config=config, paths=RunPaths(Path("/r")), placement=placement_of(config), attempt=1, index=0,
+        host="", device="cpu",
     )  # fmt: skip
     local = LocalEngines(Engines(lambda _, __: None), config)  # type: ignore[arg-type]
     router = Router(node, local, Peers(), Progress(int))

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from tests.bench.memory import KEPT, PEAK, SAMPLES, filled, travelled
 from tests.runs import HANG_S
-from yatt.control.training import orders_of_rank, portions
+from yatt.control.training import orders_of_rank, sample_portions
 from yatt.records import cluster as c, message as m
 
 TOKEN_BYTES = 8
@@ -52,7 +52,7 @@ def rollout(number: int, size: int) -> m.Rollout:
 @given(st.lists(st.integers(1, 40).map(lambda words: 4 * words), max_size=20))
 def test_portions_hold_every_sample_once_and_are_as_few_as_the_order_allows(sizes: list[int]) -> None:
     rollouts = tuple(rollout(number, size) for number, size in enumerate(sizes))
-    cut = portions(rollouts, most_bytes=200)
+    cut = sample_portions(rollouts, most_bytes=200)
     assert tuple(r for portion in cut for r in portion) == rollouts
     weights = [[4 + 2 * len(r.turns[1].token_ids) for r in portion] for portion in cut]
     assert all(sum(each) <= 200 or len(each) == 1 for each in weights)

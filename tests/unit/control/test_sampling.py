@@ -11,29 +11,29 @@ import pytest
 
 from tests.runs import HANG_S, RunFile, turns, until
 from tests.unit.control.engine_stand_in import Answer, Engines, completion
-from yatt.adapters.dataset import RowFiles
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.adapters.writer import BackgroundWriter
-from yatt.config.load import load
+from yatt.adapters.files.writer import BackgroundWriter
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.load import load_run_config
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.control.rollouts.carried import frozen
-from yatt.control.rollouts.data_shard import DataShard
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling
-from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.kept import KeptGroups
-from yatt.control.rollouts.prompt_source import PromptSource
+from yatt.control.rollouts.groups.carried import frozen_state
+from yatt.control.rollouts.groups.data_shard import DataShard
+from yatt.control.rollouts.groups.kept import KeptGroups
+from yatt.control.rollouts.groups.prompt_source import PromptSource
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
-from yatt.control.rollouts.scoring import Scorer
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import Scorer
 from yatt.control.writers import Writers
-from yatt.core.placement import ROLLOUT, place
-from yatt.core.prompts import num_extra
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.core.samples.prompts import num_extra
 from yatt.errors import ConfigError, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 
@@ -46,7 +46,7 @@ async def by_length(order: m.Score) -> m.Message:
     return m.Scored(score=float(order.num_completion_tokens))
 
 
-def tokens_of(sample: m.Sample) -> list[int]:
+def tokens_of(sample: m.SampleRequest) -> list[int]:
     """One token more for each sample of a group, so that rewards differ."""
     index = int(sample.request_id.split("/")[2])
     return [5] * (index + 1)
@@ -60,9 +60,10 @@ class Bench:
         num_samples: int = N, **settings: dict[str, Any],
     ) -> None:  # fmt: skip
         file = RunFile(folder, {"launch": {"nodes": 1}, **settings}).write()
-        config = load([file], [f"rollout.n={num_samples}"])
+        config = load_run_config([file], [f"rollout.n={num_samples}"])
         self.node = Node(
-            config=config, paths=RunPaths(folder), placement=place(config), attempt=attempt, index=0, host="",
+            config=config, paths=RunPaths(folder), placement=placement_of(config),
+            attempt=attempt, index=0, host="",
             device="cpu",
         )  # fmt: skip
         self.lines: list[str] = []
@@ -131,7 +132,7 @@ def test_an_iteration_gets_its_target_and_every_sample_its_score(make: Make) -> 
 
 
 def test_a_group_whose_rewards_are_equal_is_replaced_where_that_is_asked_for(make: Make) -> None:
-    def answer(_: str, sample: m.Sample) -> m.Completed:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed:
         is_flat = int(sample.request_id.split("/")[1]) % 2 == 0
         return completion(sample, [5] if is_flat else tokens_of(sample))
 
@@ -176,7 +177,7 @@ def test_the_first_groups_all_fail_and_the_run_ends_with_the_reason(make: Make) 
 
 
 def test_what_machines_lost_ends_a_deterministic_run_instead_of_changing_it(make: Make) -> None:
-    def lost(_: str, sample: m.Sample) -> m.Completed:
+    def lost(_: str, sample: m.SampleRequest) -> m.Completed:
         return replace_reason(completion(sample, []), m.LOST)
 
     bench = make(lost, rollout={"max_retries": 0})
@@ -194,7 +195,7 @@ def replace_reason(answer: m.Completed, reason: str) -> m.Completed:
 def test_a_broken_off_sample_keeps_its_tokens_and_goes_on_from_them(make: Make) -> None:
     stuck = {"0/0/1/0"}
 
-    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed | None:
         asked = "/".join(sample.request_id.partition("#")[0].split("/"))
         return None if any(asked.endswith(each) for each in stuck) else completion(sample, tokens_of(sample))
 
@@ -212,7 +213,7 @@ def test_a_broken_off_sample_keeps_its_tokens_and_goes_on_from_them(make: Make) 
 
     found = asyncio.run(scene())
     assert [group.number for group in found.groups] == [0]
-    again = [b for _, b, _ in bench.engines.sent if isinstance(b, m.Sample)][-1]
+    again = [b for _, b, _ in bench.engines.sent if isinstance(b, m.SampleRequest)][-1]
     assert m.unpack_ids(again.prompt_ids)[-2:] == bench.engines.partial, "its prompt has the tokens it had"
     assert again.max_tokens == bench.node.config.rollout.max_response_tokens - 2
 
@@ -246,7 +247,7 @@ def test_an_oversampled_iteration_does_not_wait_for_its_longest_group_which_cont
 ) -> None:
     stuck = {"0/1/0"}
 
-    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed | None:
         asked = sample.request_id.partition("#")[0]
         return None if any(asked.endswith(each) for each in stuck) else completion(sample, tokens_of(sample))
 
@@ -265,7 +266,9 @@ def test_an_oversampled_iteration_does_not_wait_for_its_longest_group_which_cont
     assert numbers_of(bench, "rollout.group.open") == [[0, 1, 2], [3, 4]]
     asked = bench.engines.asked()
     assert len(asked) == len(set(asked)), "no request was made twice"
-    again = next(b for _, b, _ in bench.engines.sent if isinstance(b, m.Sample) and "0/1/2" in b.request_id)
+    again = next(
+        b for _, b, _ in bench.engines.sent if isinstance(b, m.SampleRequest) and "0/1/2" in b.request_id
+    )
     assert m.unpack_ids(again.prompt_ids)[-2:] == bench.engines.partial
 
 
@@ -316,7 +319,7 @@ def test_a_batch_that_waits_for_training_counts_for_no_other(make: Make) -> None
 
 
 def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_one(make: Make) -> None:
-    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed | None:
         is_stuck = int(sample.request_id.split("/")[1]) >= 4
         return None if is_stuck else completion(sample, tokens_of(sample))
 
@@ -328,7 +331,7 @@ def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_
         advancing = asyncio.ensure_future(before.advance(2, 4))
         while len(before.sampler.state().unfinished) < 4:
             await asyncio.sleep(0.01)
-        state = frozen(before.sampler.state())
+        state = frozen_state(before.sampler.state())
         advancing.cancel()
         await asyncio.gather(advancing, return_exceptions=True)
         assert (len(state.accepted), len(state.unfinished)) == (4, 4)
@@ -343,7 +346,7 @@ def test_a_batch_that_is_whole_in_the_checkpoint_waits_for_no_group_of_the_next_
 def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make) -> None:
     """Group 0 is cut in the first iteration; the second one awaits it, with more than its target complete."""
 
-    def answer(_: str, sample: m.Sample) -> m.Completed | None:
+    def answer(_: str, sample: m.SampleRequest) -> m.Completed | None:
         is_stuck = sample.request_id.startswith("node0/0/1/")
         return None if is_stuck else completion(sample, tokens_of(sample))
 

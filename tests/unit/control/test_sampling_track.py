@@ -7,10 +7,10 @@ import pytest
 
 from tests.runs import HANG_S
 from yatt.control.leader.background import Background
+from yatt.control.leader.batches import SamplingTrack, TrackWork
 from yatt.control.leader.inbox import Inbox
-from yatt.control.leader.sampling_track import SamplingTrack, TrackWork
-from yatt.core import phases
-from yatt.core.sampling_track import TrackRules
+from yatt.core.phases import phases
+from yatt.core.phases.sampling_track import TrackRules
 from yatt.errors import ConfigError, WorkerFailed
 
 

@@ -13,15 +13,15 @@ from tests.runs import HANG_S, RunFile
 from tests.tiny_models import make_scripted_model
 from tests.unit.adapters.test_judge_api import Service
 from tests.unit.control.engine_stand_in import completion
-from yatt.adapters.dataset import Row
-from yatt.config.load import load
+from yatt.adapters.inputs.dataset import Row
+from yatt.config.load import load_run_config
 from yatt.control.gpus.engines import ABORTED
-from yatt.control.rollouts.groups import SampleState, new_group
-from yatt.control.rollouts.judging import Judge
-from yatt.control.rollouts.scoring import MOST_MEASURES, Scorer
-from yatt.control.rollouts.subject import Subject
-from yatt.core.reasons import cause_of
-from yatt.core.verdict import parse
+from yatt.control.rollouts.groups.groups import SampleState, new_group
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import MOST_MEASURES, Scorer
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.samples.reasons import cause_of
+from yatt.core.samples.verdict import parse_verdict
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -47,9 +47,9 @@ class Bench:
             folder,
             {"genrms": [section], "launch": {"nodes": 1}, "run": {"deterministic": "api" not in section}},
         )
-        self.config = load([run.write()], [])
+        self.config = load_run_config([run.write()], [])
         self.open: dict[str, asyncio.Future[m.Completed]] = {}
-        self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.Sample]()
+        self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.SampleRequest]()
         judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, judge, self._call)
         group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
@@ -60,7 +60,7 @@ class Bench:
             group=group, sample=self.sample, row=row, ref=m.RowRef(0, 0, 0), counters=Counter()
         )
 
-    async def _complete(self, role: str, sample: m.Sample) -> m.Completed:
+    async def _complete(self, role: str, sample: m.SampleRequest) -> m.Completed:
         assert role == "genrm:judge"
         self.asked.append(sample)
         given = self.verdicts.pop(0)
@@ -87,7 +87,7 @@ class Bench:
     async def _call(self, order: m.Score) -> m.Message:
         if order.reward != "judge":
             return self.answer(order)
-        score = parse(order.completion, self.config.genrms[0].verdict)
+        score = parse_verdict(order.completion, self.config.genrms[0].verdict)
         return m.Failed(error="no verdict", exit_code=2) if score is None else m.Scored(score=score)
 
     def score(self) -> SampleState:
@@ -101,7 +101,8 @@ def good(_: m.Score) -> m.Message:
 
 def judge_says(folder: Path, text: str) -> list[int]:
     """Token ids that the judge's tokenizer decodes to this text."""
-    from yatt.adapters.tokenizer import TextPart, Tokenizer
+    from yatt.adapters.inputs.text_parts import TextPart
+    from yatt.adapters.inputs.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(make_scripted_model(folder / "tokenizer", mean_tokens=3))
     ids = tokenizer.encode_parts([TextPart(text, False)], adds_special=False)
@@ -187,8 +188,8 @@ def test_a_verdict_that_was_cut_is_none(tmp_path: Path) -> None:
     assert bench.subject.counters["genrm/judge/truncated"] == 1
 
 
-def sample_of(name: str) -> m.Sample:
-    return m.Sample(
+def sample_of(name: str) -> m.SampleRequest:
+    return m.SampleRequest(
         request_id=name, prompt_ids=b"", seed=1, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=1
     )
 

@@ -4,13 +4,13 @@ from itertools import zip_longest
 
 import pytest
 
-from yatt.adapters.dataset import Row
+from yatt.adapters.inputs.dataset import Row
 from yatt.config.schema import ValidationSection
 from yatt.control.leader.phase_work import of_prompts
-from yatt.control.rollouts.groups import new_group
-from yatt.control.rollouts.subject import Subject
+from yatt.control.rollouts.groups.groups import new_group
+from yatt.control.rollouts.scoring.subject import Subject
 from yatt.control.rollouts.validation import MOST_REASONS, with_group
-from yatt.core.reasons import MOST_CAUSE
+from yatt.core.samples.reasons import MOST_CAUSE
 from yatt.records import cluster as c, message as m
 
 ROW, REF = Row(prompt="prompt", ground_truth=None, data_source="sum", raw={}), m.RowRef(0, 0, 0)

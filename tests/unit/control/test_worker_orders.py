@@ -11,18 +11,18 @@ from tests.runs import HANG_S, turns, until
 from tests.unit.control.engine_stand_in import Engines
 from tests.unit.core.test_placement import config as colocated, widths
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.publications import LocalPublication, Publications
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.gpus.unfit import UnfitEngines
-from yatt.control.gpus.worker_plan import Worker
+from yatt.control.gpus.weights.publications import LocalPublication, Publications
 from yatt.control.gpus.workers import MOST_DEATHS, Workers
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.core.first_use import MAX_WAKE_FAILURES
-from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, placement_of
+from yatt.core.requests.first_use import MAX_WAKE_FAILURES
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -38,7 +38,7 @@ class Socket(Engines):
         self.orders: list[tuple[str, m.Message, int]] = []
         self.answers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.LoadWeights: lambda o: m.WeightsLoaded(
-                policy_version=o.policy_version, probe_logprobs=LOGPROBS, num_compared=9
+                policy_version=o.policy_version, probe_logprobs=LOGPROBS, num_compared=9, num_readable=9
             )
         }
 
@@ -57,7 +57,8 @@ class Bench:
         config = widths(colocated(1, 2, 1, 0), 1, 2) if narrow else colocated(1, 1, 0, 0)
         config = widths(colocated(2, 1, 0, 0), 2) if spans else config
         self.node = Node(
-            config=config, paths=RunPaths(Path("/r")), placement=place(config), attempt=1, index=int(spans),
+            config=config, paths=RunPaths(Path("/r")), placement=placement_of(config),
+            attempt=1, index=int(spans),
             host="", device="cpu",
         )  # fmt: skip
         self.slab = self.node.slabs[0]
@@ -98,7 +99,7 @@ def test_an_engine_that_is_woken_takes_the_newest_weights_under_its_token() -> N
     assert bench.engines.is_awake(bench.worker(ROLLOUT).address) and not bench.failures
 
 
-def test_it_sleeps_under_the_token_that_is_taken_back_and_gets_no_requests_meanwhile() -> None:
+def test_an_engine_sleeps_under_the_token_that_is_taken_back_and_gets_no_requests_meanwhile() -> None:
     async def scene(bench: Bench) -> None:
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
         await bench.workers.sleep(bench.slab, ROLLOUT, 7, 5.0)
@@ -126,7 +127,7 @@ def test_an_update_or_a_completion_is_the_work_after_which_sleeping_memory_is_le
     assert asyncio.run(scene(Bench())) == [False, True, False, True]
 
 
-def test_of_two_engines_one_that_ends_or_is_being_started_delays_no_sleep() -> None:
+def test_an_engine_that_ends_or_starts_delays_no_sleep_of_its_neighbour() -> None:
     async def scene(bench: Bench) -> None:
         first, second = bench.supervisor.of(ROLLOUT, bench.slab)
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
@@ -262,7 +263,9 @@ def test_an_engine_that_is_refused_while_host_copies_change_loads_the_next_versi
             if order.policy_version == 4:
                 bench.publications.change()
                 return m.Failed(error="is being changed", exit_code=1)
-            return m.WeightsLoaded(policy_version=5, probe_logprobs=LOGPROBS, differing=(), num_compared=1)
+            return m.WeightsLoaded(
+                policy_version=5, probe_logprobs=LOGPROBS, differing=(), num_compared=1, num_readable=1
+            )
 
         bench.socket.answers[m.LoadWeights] = load
         waking = asyncio.ensure_future(bench.workers.wake(bench.slab, ROLLOUT, 7))
@@ -293,7 +296,7 @@ def test_an_engine_whose_log_probs_differ_ends_the_attempt() -> None:
     bench = Bench()
     bench.publish(4)
     bench.socket.answers[m.LoadWeights] = lambda o: m.WeightsLoaded(
-        policy_version=4, probe_logprobs=(m.pack_floats([-1.0, -9.0]),), num_compared=9
+        policy_version=4, probe_logprobs=(m.pack_floats([-1.0, -9.0]),), num_compared=9, num_readable=9
     )
     asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
     ((error, _),) = bench.failures
@@ -304,10 +307,22 @@ def test_an_engine_with_other_bits_is_named_with_its_tensors() -> None:
     bench = Bench()
     bench.publish(4)
     bench.socket.answers[m.LoadWeights] = lambda o: m.WeightsLoaded(
-        policy_version=4, probe_logprobs=LOGPROBS, differing=("model.embed_tokens.weight",), num_compared=9
+        policy_version=4,
+        probe_logprobs=LOGPROBS,
+        differing=("model.embed_tokens.weight",),
+        num_compared=9,
+        num_readable=9,
     )
     asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
     assert "these differ: model.embed_tokens.weight" in bench.failures[0][0]
+
+
+def test_an_engine_of_which_no_tensor_can_be_compared_is_refused() -> None:
+    bench = Bench()
+    bench.publish(4)
+    bench.socket.answers[m.LoadWeights] = lambda o: m.WeightsLoaded(policy_version=4, probe_logprobs=LOGPROBS)
+    asyncio.run(bench.workers.wake(bench.slab, ROLLOUT, 7))
+    assert "no tensor of policy version 4 can be compared" in bench.failures[0][0]
 
 
 def test_a_users_mistake_ends_the_attempt_at_once_and_others_after_some_tries() -> None:

@@ -4,15 +4,16 @@ from pathlib import Path
 
 from tests.unit.core.test_placement import config, disaggregated, widths
 from yatt.config.schema import RunConfig
-from yatt.control.gpus.worker_plan import planned_workers
+from yatt.control.gpus.processes.worker_plan import planned_workers
 from yatt.control.node import Node
-from yatt.core.placement import TRAINER, place
+from yatt.core.gpus.placement import TRAINER, placement_of
 from yatt.paths import RunPaths
 
 
 def engines(wanted: RunConfig, index: int = 0) -> dict[str, tuple[int, ...]]:
     node = Node(
-        config=wanted, paths=RunPaths(Path("/r")), placement=place(wanted), attempt=1, index=index, host="",
+        config=wanted, paths=RunPaths(Path("/r")), placement=placement_of(wanted),
+        attempt=1, index=index, host="",
         device="cpu",
     )  # fmt: skip
     workers = planned_workers(node)

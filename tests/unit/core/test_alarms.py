@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core.alarms import STEP, Alarm, AlarmState, Begins, Change, Dropped, Ends, Rules, step
+from yatt.core.figures.alarms import STEP, Alarm, AlarmState, Begins, Change, Dropped, Ends, Rules, step
 
 RULES = Rules(iterations=5, kl_coef=0.001)
 Row = dict[str, Any]

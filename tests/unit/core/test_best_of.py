@@ -5,18 +5,18 @@ from statistics import mean
 
 import pytest
 
-from yatt.core.best_of import best_of, majority_score, subset_sizes
+from yatt.core.samples.best_of import best_of, majority_score, subset_sizes
 
 
 @pytest.mark.parametrize(
     "scores", [[0.5], [1.0, 0.0], [0.25, -3.0, 0.25, 7.0, 2.0], [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]]
 )
-def test_it_is_the_mean_of_the_maximum_over_all_subsets(scores):
+def test_best_of_n_is_the_mean_of_the_maximum_over_all_subsets(scores):
     for size in range(1, len(scores) + 1):
         assert best_of(scores, size) == pytest.approx(mean(map(max, combinations(scores, size))))
 
 
-def test_it_stays_exact_for_many_completions():
+def test_best_of_n_stays_exact_for_many_completions():
     assert best_of([0.0] * 999 + [1.0], 500) == pytest.approx(0.5)
     assert best_of(list(range(1000)), 1000) == 999
     assert best_of(list(range(1000)), 1) == pytest.approx(499.5)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from yatt.core.comparison import (
+from yatt.core.samples.comparison import (
     PRIOR,
     PairOutcome,
     bradley_terry,

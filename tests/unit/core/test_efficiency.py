@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.efficiency import (
+from yatt.core.figures.efficiency import (
     GB,
     engine_metrics,
     memory_metrics,

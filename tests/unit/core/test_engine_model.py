@@ -1,11 +1,12 @@
 """The model of an engine against steps that are counted one by one."""
 
 import math
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core.engine_model import EngineModel, EngineSpeed, Request, finish_times
+from yatt.core.gpus.engine_model import EngineModel, EngineSpeed, Request
 
 SPEED = EngineSpeed(0.02, 0.001)
 
@@ -22,6 +23,20 @@ def by_steps(arrivals: list[tuple[float, int]], speed: EngineSpeed, room: int) -
         running = [left - 1 for left in running]
         ends += [now_s] * running.count(0)
         running = [left for left in running if left]
+    return ends
+
+
+def finish_times(arrivals: Iterable[tuple[float, float]], speed: EngineSpeed, room: int) -> list[float]:
+    """When the requests of one engine end, in order of their ends.
+
+    Args:
+        arrivals: (second, tokens) of each request, in order of time.
+    """
+    engine, ends = EngineModel(speed, room), []
+    for index, (second, tokens) in enumerate(arrivals):
+        ends += [end_s for end_s, _ in engine.advance(second)]
+        engine.add(Request(str(index), tokens), second)
+    ends += [end_s for end_s, _ in engine.advance(math.inf)]
     return ends
 
 

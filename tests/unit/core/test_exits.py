@@ -1,6 +1,6 @@
 """Ends of processes in words."""
 
-from yatt.core.exits import describe_exit
+from yatt.core.attempts.exits import describe_exit
 
 
 def test_every_end_has_words():

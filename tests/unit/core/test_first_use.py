@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.first_use import MAX_WAKE_FAILURES, WakeFailures, is_lasting, likeness
+from yatt.core.requests.first_use import MAX_WAKE_FAILURES, WakeFailures, error_likeness, is_lasting
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed
 
 UNKNOWN = WorkerFailed("rollout-n0s0: ValueError: model type qwen7 is not known (object at 0x7f12)")
@@ -55,8 +55,8 @@ def test_kills_do_not_count_and_a_users_mistake_ends_at_once() -> None:
 
 
 def test_numbers_and_addresses_do_not_make_a_difference() -> None:
-    assert likeness("pid 12 at 0x7F: 3.5") == likeness("pid 9 at 0xab: 12.25")
-    assert likeness("a b") != likeness("a c")
+    assert error_likeness("pid 12 at 0x7F: 3.5") == error_likeness("pid 9 at 0xab: 12.25")
+    assert error_likeness("a b") != error_likeness("a c")
 
 
 def test_a_runtime_error_about_the_model_is_lasting() -> None:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from yatt.core.goodput import (
+from yatt.core.figures.goodput import (
     QUEUE,
     RUN,
     START_UP,
     AttemptSpan,
     Now,
     PhaseSpan,
-    goodput,
+    attempt_gpu_seconds,
+    goodput_seconds,
     goodput_share,
-    gpu_seconds,
     running_share,
     step_metrics,
 )
@@ -28,7 +28,7 @@ def attempt(begin_s, end_s, resumed, *phases, **more):
 
 
 def spent(attempts, now=None):
-    return {name: seconds for name, seconds in goodput(attempts, now).items() if seconds}
+    return {name: seconds for name, seconds in goodput_seconds(attempts, now).items() if seconds}
 
 
 def test_each_phase_has_its_category_and_they_add_up_to_the_wall_time():
@@ -40,9 +40,9 @@ def test_each_phase_has_its_category_and_they_add_up_to_the_wall_time():
     )  # fmt: skip
     assert spent([run]) == {
         "start-up": 33, "validation": 2, "rollout": 25, "score": 10, "train": 15,
-        "save stall": 5, "publication": 8, "other": 2,
+        "saving": 5, "weight update": 8, "other": 2,
     }  # fmt: skip
-    assert goodput_share(goodput([run])) == pytest.approx(0.5)
+    assert goodput_share(goodput_seconds([run])) == pytest.approx(0.5)
 
 
 def test_parts_of_phases_are_switches_and_engines_that_wake_for_a_sync_are_part_of_the_publication():
@@ -51,16 +51,16 @@ def test_parts_of_phases_are_switches_and_engines_that_wake_for_a_sync_are_part_
         return PhaseSpan(phase=phase, iteration=1, begin_s=begin_s, end_s=begin_s + 10, **parts)
 
     run = attempt(0, 20, 0, with_parts("train", 0), with_parts("sync", 10), committed=1)
-    assert spent([run]) == {"switch": 3 + 1, "train": 7, "publication": 2 + 7}
+    assert spent([run]) == {"switch": 3 + 1, "train": 7, "weight update": 2 + 7}
 
 
-def test_back_pressure_is_a_save_stall_and_loading_a_checkpoint_a_restore():
+def test_back_pressure_counts_as_saving_and_loading_a_checkpoint_as_restore():
     build = PhaseSpan(phase="build", iteration=0, begin_s=0, end_s=10, restore_s=4)
     rollout = PhaseSpan(phase="rollout", iteration=4, begin_s=10, end_s=20, act_s=14, enter_s=12, stall_s=7)
     run = attempt(0, 20, 3, build, rollout, committed=4)
-    assert spent([run]) == {"start-up": 6, "restore": 4, "save stall": 7, "switch": 3}
+    assert spent([run]) == {"start-up": 6, "restore": 4, "saving": 7, "switch": 3}
     too_long = PhaseSpan(phase="train", iteration=4, begin_s=0, end_s=2, stall_s=9, restore_s=9)
-    assert sum(goodput([attempt(0, 2, 0, too_long, committed=4)]).values()) == 2
+    assert sum(goodput_seconds([attempt(0, 2, 0, too_long, committed=4)]).values()) == 2
 
 
 def test_lost_iterations_are_wasted_with_all_that_belongs_to_them():
@@ -119,19 +119,19 @@ def test_clocks_that_disagree_between_hosts_and_stale_attempts_count_no_time_twi
 def test_gpu_seconds_are_those_of_attempts_and_the_queue_costs_none():
     first = attempt(0, 50, 0, ("rollout", 1, 10, 40), committed=1)
     second = attempt(80, 130, 1, ("rollout", 2, 80, 130), committed=2)
-    assert gpu_seconds([first, second], [8, 4]) == 50 * 8 + 50 * 4
-    assert running_share(goodput([first, second])) == pytest.approx(0.8)
+    assert attempt_gpu_seconds([first, second], [8, 4]) == 50 * 8 + 50 * 4
+    assert running_share(goodput_seconds([first, second])) == pytest.approx(0.8)
 
 
 def test_nothing_ran_yet():
-    assert goodput_share(goodput([])) == 0
-    assert sum(goodput([], Now(at_s=5, doing=RUN)).values()) == 0
+    assert goodput_share(goodput_seconds([])) == 0
+    assert sum(goodput_seconds([], Now(at_s=5, doing=RUN)).values()) == 0
 
 
 def test_the_metrics_of_an_iteration_add_up_to_its_time():
-    found = step_metrics({"rollout": 4.0, "start-up": 1.0, "save stall": 2.0}, 10.0)
+    found = step_metrics({"rollout": 4.0, "start-up": 1.0, "saving": 2.0}, 10.0)
     assert {name: value for name, value in found.items() if value} == {
-        "goodput/rollout_s": 4.0, "goodput/start_up_s": 1.0, "goodput/save_stall_s": 2.0,
+        "goodput/rollout_s": 4.0, "goodput/start_up_s": 1.0, "goodput/saving_s": 2.0,
         "goodput/other_s": 3.0, "goodput/productive": 0.4,
     }  # fmt: skip
     assert found["goodput/train_s"] == found["goodput/validation_s"] == 0, "a column is never missing"

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from yatt.core import inputs
+from yatt.core.attempts import inputs
 from yatt.records.inputs import is_input
 
 TOLD = ("rewards[digits]", "genrms[judge].model", "genrms[judge].path", "environment", "algorithm.path")
@@ -42,10 +42,12 @@ def test_what_came_went_or_was_unknown_is_no_change() -> None:
 
 
 def test_a_person_is_told_what_changed_and_how_to_go_on() -> None:
-    said = inputs.refusal(("rewards[digits]", "tokenizer"), "/runs/a b")
+    said = inputs.refusal_of_inputs(("rewards[digits]", "tokenizer"), "/runs/a b")
     assert "rewards[digits], the tokenizer of model.path." in said
     assert """`yatt resume '/runs/a b' 'run.accept_changed=["rewards[digits]",tokenizer]'`""" in said
-    assert inputs.notice(("environment",), 7).startswith("not what they were at iteration 7: environment.")
+    assert inputs.notice_of_inputs(("environment",), 7).startswith(
+        "not what they were at iteration 7: environment."
+    )
 
 
 def test_names_are_those_of_the_config() -> None:

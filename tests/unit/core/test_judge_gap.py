@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from yatt.config.doubts import doubts
-from yatt.config.load import load
+from yatt.config.doubts import doubtful_settings
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
-from yatt.control.leader.alarms import rules_of
-from yatt.core.alarms import STEP, Alarm, AlarmState, Begins, Ends, Rules, step
+from yatt.control.leader.alarms import alarm_rules
+from yatt.core.figures.alarms import STEP, Alarm, AlarmState, Begins, Ends, Rules, step
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
 RULES = Rules(iterations=3, judges=("judge",), checks=("rule",))
@@ -50,7 +50,7 @@ def test_a_rule_that_falls_at_an_unchanged_judge_is_told_once() -> None:
         assert "while the judge 'judge' went from" in begins.message
 
 
-def test_it_ends_when_the_rule_is_back() -> None:
+def test_the_judge_gap_alarm_ends_when_the_rule_is_back() -> None:
     truth = [0.8] * 10 + [0.2] * 10 + [0.8] * 10
     assert [type(each) for each in changes([(0.9, each) for each in truth])] == [Begins, Ends]
 
@@ -114,7 +114,7 @@ def test_the_names_are_those_of_the_run_file(tmp_path: Path) -> None:
         {"name": "rule", "path": "r.py", "weight": 0},
         {"name": "length", "path": "r.py", "weight": -1},
     ]
-    rules = rules_of(run_of(tmp_path, rewards, [judge("judge", 1), judge("gold", 0)]))
+    rules = alarm_rules(run_of(tmp_path, rewards, [judge("judge", 1), judge("gold", 0)]))
     assert (rules.judges, rules.checks) == (("judge",), ("rule", "gold"))
 
 
@@ -126,7 +126,7 @@ def test_keeping_the_best_by_a_judge_alone_is_told(tmp_path: Path) -> None:
         ([rule], [judge("judge", 1)], False),
         ([], [judge("judge", 1), judge("gold", 0)], False),
     ):
-        found = doubts(run_of(tmp_path, rewards, judges))
+        found = doubtful_settings(run_of(tmp_path, rewards, judges))
         assert any(says in each for _, each in found) == is_told
 
 
@@ -147,4 +147,4 @@ def run_of(tmp_path: Path, rewards: list[Any], genrms: list[Any]) -> RunConfig:
         "validation": {"every": 0, "reward": ""},
     }
     overlay.write_text(json.dumps(content))
-    return load([QUICKSTART, overlay], ["launch.nodes=4", "placement.genrm_slabs=2"])
+    return load_run_config([QUICKSTART, overlay], ["launch.nodes=4", "placement.genrm_gpu_sets=2"])

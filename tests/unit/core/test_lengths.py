@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.lengths import by_bucket, key_of
+from yatt.core.samples.lengths import by_bucket, key_of
 
 
 @pytest.mark.parametrize(

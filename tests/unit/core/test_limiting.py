@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.limiting import WAIT, limit_of
+from yatt.core.figures.limiting import WAIT, limit_of
 
 
 def row(step: int, **seconds: float) -> dict[str, float]:
@@ -18,8 +18,8 @@ def row(step: int, **seconds: float) -> dict[str, float]:
         ({"rollout": 6.0, "train": 3.0}, "sampling"),
         ({"rollout": 3.0, "train": 6.0}, "training"),
         ({"rollout": 3.0, "train": 2.0, "score": 4.0}, "scoring"),
-        ({"rollout": 3.0, "train": 2.0, "switch": 2.5, "publication": 2.5}, "switching"),
-        ({"rollout": 1.0, "train": 2.0, "save_stall": 7.0}, "saving"),
+        ({"rollout": 3.0, "train": 2.0, "switch": 2.5, "weight_update": 2.5}, "switching"),
+        ({"rollout": 1.0, "train": 2.0, "saving": 7.0}, "saving"),
     ],
 )
 def test_the_longest_part_limits_a_run_that_takes_turns(seconds: dict[str, float], by: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core.liveness import AwakeClock, Watched, again, tick, watch
+from yatt.core.requests.liveness import AwakeClock, Watched, tick, watch, watch_again
 
 PERIOD_S, LIMIT_S = 1.0, 10.0
 
@@ -17,7 +17,7 @@ def ticked(watched: Watched, now_s: float, *heard: int) -> tuple[Watched, list[i
     return tick(watched, now_s, heard, period_s=PERIOD_S, limit_s=LIMIT_S)
 
 
-def test_the_silent_one_is_lost_once_and_the_one_that_is_heard_is_not() -> None:
+def test_a_silent_peer_is_lost_once() -> None:
     watched = watching(1, 2, now_s=100.0)
     fallen = {}
     for second in range(1, 40):
@@ -45,7 +45,7 @@ def test_a_later_process_of_a_lost_peer_is_watched_from_its_beginning() -> None:
     for second in range(1, 15):
         watched, _ = ticked(watched, float(second), 2)
     assert watched.lost == {1}
-    watched, fallen = again(watched, 1, grace_s=0.0), {}
+    watched, fallen = watch_again(watched, 1, grace_s=0.0), {}
     for second in range(15, 40):
         watched, lost = ticked(watched, float(second), 2)
         fallen.update(dict.fromkeys(lost, second))

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from yatt.core.lives import FAILED_S, FIRST_S, MOST_S, SHORT_S, Lives
+from yatt.core.attempts.lives import FAILED_S, FIRST_S, MOST_S, SHORT_S, Lives
 from yatt.errors import (
     EXIT_DO_NOT_RESTART,
     EXIT_EXCLUDED,
@@ -39,7 +39,7 @@ def test_pauses_of_one_that_fails_at_once_grow_and_are_forgotten_after_a_long_li
     assert found[-3:] == [MOST_S, MOST_S, FIRST_S]
 
 
-def test_one_that_failed_by_itself_waits_until_the_attempt_would_have_ended() -> None:
+def test_a_life_that_failed_by_itself_waits_longer_for_its_next_start() -> None:
     assert pauses([(EXIT_FAILED, 60.0)]) == [FAILED_S]
 
 

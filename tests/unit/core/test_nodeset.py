@@ -2,14 +2,14 @@
 
 from hypothesis import given, strategies as st
 
-from yatt.core import phases
-from yatt.core.nodeset import NodeSet
+from yatt.core.phases import phases
+from yatt.core.phases.nodeset import NodeSet
 
 INDICES = st.frozensets(st.integers(0, 2000), max_size=40)
 
 
 @given(INDICES, st.integers(0, 2000))
-def test_it_is_equal_to_the_frozenset_of_the_same_nodes(indices, other):
+def test_a_node_set_equals_the_frozenset_of_the_same_nodes(indices, other):
     found = NodeSet(indices)
     assert found == indices and indices == found and hash(found) == hash(indices)
     assert list(found) == sorted(indices) and len(found) == len(indices)
@@ -28,7 +28,7 @@ def test_an_answer_does_not_copy_the_set_of_those_that_are_owed():
         nodes=nodes, trainer_nodes=frozenset({0}), total_iterations=1, save_every=0, validate_every=0,
         validates=False, num_scorings=0,
     )  # fmt: skip
-    state, _ = phases.start(program)
+    state, _ = phases.start_phases(program)
     state, _ = phases.step(state, phases.Acted(state.seq), program)
     sizes = []
     for node in range(1023):

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from yatt.core.occupancy import Life, Signs, life_of
+from yatt.core.attempts.occupancy import Life, Signs, life_of
 
 NAMES = ("is_finished", "is_started", "is_ended", "launcher_is_here", "launcher_lives")
 ALL = [

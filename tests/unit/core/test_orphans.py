@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.orphans import Orphan, doomed
+from yatt.core.attempts.orphans import Orphan, doomed_orphans
 
 LIVING = {10: "node/reward-p0.2", 20: "node/reward-p1.1"}
 
@@ -21,4 +21,4 @@ LIVING = {10: "node/reward-p0.2", 20: "node/reward-p1.1"}
 )
 def test_an_orphan_ends_with_its_worker(orphan: Orphan, ends: bool, ends_after_a_workers_end: bool) -> None:
     for has_ended, expected in ((False, ends), (True, ends_after_a_workers_end)):
-        assert doomed([orphan], LIVING, known={5}, has_ended=has_ended) == [orphan.pid] * expected
+        assert doomed_orphans([orphan], LIVING, known={5}, has_ended=has_ended) == [orphan.pid] * expected

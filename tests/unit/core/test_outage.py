@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core.outage import Outage
+from yatt.core.requests.outage import Outage
 
 LIMIT_S = 100.0
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from yatt.core.outcome import CANCEL, AttemptFacts, Verdict, judge
+from yatt.core.attempts.outcome import CANCEL, AttemptFacts, Verdict, outcome_of
 
 OWNERS = frozenset({0, 1})
 
 
 def seen(**changes):
-    return judge(AttemptFacts(trainer_nodes=OWNERS, **changes))
+    return outcome_of(AttemptFacts(trainer_nodes=OWNERS, **changes))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core.peer_name import parsed_peer, peer_name
+from yatt.core.requests.peer_name import parsed_peer, peer_name
 
 
 @given(st.integers(0, 10**9 - 1), st.integers(1, 10**9 - 1))

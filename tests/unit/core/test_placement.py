@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.config.check import relations
+from yatt.config.check import broken_relations
 from yatt.config.schema import (
     DataSection,
     GenRMSection,
@@ -19,7 +19,7 @@ from yatt.config.schema import (
     RunSection,
     TrainerSection,
 )  # fmt: skip
-from yatt.core.placement import ROLLOUT, TRAINER, place
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, placement_of
 
 
 def config(nodes: int, gpus: int, genrms: int, slabs: int) -> RunConfig:
@@ -31,7 +31,7 @@ def config(nodes: int, gpus: int, genrms: int, slabs: int) -> RunConfig:
         trainer=TrainerSection(total_iterations=1, train_batch_size=1, mini_batch_size=1),
         launch=LaunchSection(nodes=nodes, gpus_per_node=gpus),
         genrms=tuple(GenRMSection(name=f"g{i}", model="/g", template="{prompt}") for i in range(genrms)),
-        placement=PlacementSection(mode="partial" if slabs else "colocated", genrm_slabs=slabs),
+        placement=PlacementSection(mode="partial" if slabs else "colocated", genrm_gpu_sets=slabs),
     )
 
 
@@ -40,9 +40,9 @@ def test_every_slab_has_one_holder_a_phase_and_every_role_a_slab(
     nodes: int, gpus: int, genrms: int, slabs: int
 ) -> None:
     wanted = config(nodes, gpus, genrms, slabs)
-    if relations(wanted):
+    if broken_relations(wanted):
         return
-    placement = place(wanted)
+    placement = placement_of(wanted)
     gpus_of = [(slab.node, gpu) for slab in placement.slabs for gpu in slab.gpus]
     assert sorted(gpus_of) == [(n, g) for n in range(nodes) for g in range(gpus)], "each GPU in one slab"
     for holders in (placement.sampling, *placement.scoring, placement.training):
@@ -58,7 +58,7 @@ def disaggregated(
     return replace(
         config(nodes, gpus, genrms, 0),
         launch=LaunchSection(nodes=nodes, gpus_per_node=gpus, engine_gpus_per_node=engine_gpus),
-        placement=PlacementSection(mode="disaggregated", trainer_nodes=trainer_nodes, genrm_slabs=slabs),
+        placement=PlacementSection(mode="disaggregated", trainer_nodes=trainer_nodes, genrm_gpu_sets=slabs),
         rewards=(RewardSection(name="r", path="builtin:exact"),),
     )
 
@@ -71,9 +71,9 @@ def test_disaggregated_nobody_hands_anything_over(
     nodes: int, trainer_nodes: int, gpus: int, engine_gpus: int, genrms: int, slabs: int
 ) -> None:
     wanted = disaggregated(nodes, trainer_nodes, gpus, engine_gpus=engine_gpus, genrms=genrms, slabs=slabs)
-    if relations(wanted):
+    if broken_relations(wanted):
         return
-    placement = place(wanted)
+    placement = placement_of(wanted)
     each = [gpus if node < trainer_nodes else engine_gpus or gpus for node in range(nodes)]
     gpus_of = [(slab.node, gpu) for slab in placement.slabs for gpu in slab.gpus]
     assert sorted(gpus_of) == [(n, g) for n, count in enumerate(each) for g in range(count)]
@@ -100,7 +100,7 @@ def test_disaggregated_nobody_hands_anything_over(
 
 def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weights() -> None:
     for slabs in (0, 1):
-        placement = place(config(3, 2, 1, slabs))
+        placement = placement_of(config(3, 2, 1, slabs))
         assert placement.trainer_nodes == (0, 1, 2)
         assert placement.world_size == 6
         for node in range(3):
@@ -112,7 +112,7 @@ def test_where_slabs_change_hands_every_node_owns_prompts_and_none_fetches_weigh
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (8, 1)])
 def test_a_node_reads_each_part_of_the_model_from_one_rank_if_possible_its_own(mode, tp, pp) -> None:
     made = config(4, 4, 1, 1) if mode == "partial" else disaggregated(6, 2, 4)
-    placement = place(made)
+    placement = placement_of(made)
     dp = placement.world_size // (tp * pp)
     for node in sorted(placement.pools[ROLLOUT]):
         ranks = placement.weight_ranks(node, tp, pp)
@@ -133,7 +133,7 @@ def test_a_node_reads_each_part_of_the_model_from_one_rank_if_possible_its_own(m
 )
 def test_a_node_reads_every_expert(mode, tp, expert_tp, ep, pp) -> None:
     made = config(4, 4, 1, 1) if mode == "partial" else disaggregated(6, 2, 4)
-    placement = place(made)
+    placement = placement_of(made)
     each = placement.world_size // pp
     layout = replace(
         made.trainer, tensor_model_parallel_size=tp, expert_tensor_parallel_size=expert_tp,
@@ -149,12 +149,12 @@ def test_a_node_reads_every_expert(mode, tp, expert_tp, ep, pp) -> None:
 def test_an_engine_need_not_fit_a_node_that_only_trains() -> None:
     wanted = disaggregated(2, 1, 3, engine_gpus=4)
     wanted = replace(wanted, rollout=replace(wanted.rollout, tp_size=2))
-    assert not relations(wanted)
-    assert [slab.gpus for slab in place(wanted).slabs] == [(0, 1, 2), (0, 1), (2, 3)]
+    assert not broken_relations(wanted)
+    assert [slab.gpus for slab in placement_of(wanted).slabs] == [(0, 1, 2), (0, 1), (2, 3)]
 
 
 def test_the_split_counts_from_the_last_node() -> None:
-    placement = place(config(2, 2, 1, 1))
+    placement = placement_of(config(2, 2, 1, 1))
     assert [role for _, role in sorted(placement.sampling.items())] == [ROLLOUT] * 3 + ["genrm:g0"]
 
 
@@ -165,7 +165,7 @@ def widths(wanted: RunConfig, rollout: int, *genrms: int) -> RunConfig:
 
 
 def test_an_engine_of_two_gpus_makes_slabs_of_two() -> None:
-    placement = place(widths(config(1, 4, 1, 0), 2, 1))
+    placement = placement_of(widths(config(1, 4, 1, 0), 2, 1))
     assert [slab.gpus for slab in placement.slabs] == [(0, 1), (2, 3)]
     assert [placement.engines_on(slab, ROLLOUT) for slab in placement.slabs] == [((0, 1),), ((2, 3),)]
     assert [placement.engines_on(slab, "genrm:g0") for slab in placement.slabs] == [
@@ -182,9 +182,9 @@ def test_engines_side_by_side_fill_every_slab_and_have_no_gpu_in_common(
     nodes: int, gpus: int, rollout: int, genrms: tuple[int, int], slabs: int
 ) -> None:
     wanted = widths(config(nodes, gpus, 2, slabs), rollout, *genrms)
-    if relations(wanted) or max(rollout, *genrms) > gpus:
+    if broken_relations(wanted) or max(rollout, *genrms) > gpus:
         return
-    placement = place(wanted)
+    placement = placement_of(wanted)
     sizes = {ROLLOUT: rollout, "genrm:g0": genrms[0], "genrm:g1": genrms[1]}
     counts: dict[str, Counter[int]] = {role: Counter() for role in sizes}
     for slab in placement.slabs:
@@ -214,12 +214,12 @@ def test_an_engine_over_nodes_has_one_role_on_all_of_them_and_each_gpu_one_rank(
         wanted, rollout=replace(wanted.rollout, tp_size=rollout),
         genrms=tuple(replace(each, tp_size=judge) for each in wanted.genrms),
         placement=PlacementSection(
-            mode=mode, genrm_slabs=slabs, trainer_nodes=1 if mode == "disaggregated" else 0  # type: ignore[arg-type]
+            mode=mode, genrm_gpu_sets=slabs, trainer_nodes=1 if mode == "disaggregated" else 0  # type: ignore[arg-type]
         ),
     )  # fmt: skip
-    if relations(wanted) or max(rollout, judge) <= gpus:
+    if broken_relations(wanted) or max(rollout, judge) <= gpus:
         return
-    placement = place(wanted)
+    placement = placement_of(wanted)
     for holders in (placement.sampling, *placement.scoring):
         for slab, role in holders.items():
             if role == TRAINER:
@@ -243,7 +243,7 @@ def test_an_engine_over_nodes_has_one_role_on_all_of_them_and_each_gpu_one_rank(
 
 def test_nodes_whose_engines_are_all_narrow_are_in_no_block() -> None:
     wanted = widths(config(5, 1, 1, 2), 1, 2)
-    placement = place(
+    placement = placement_of(
         replace(wanted, placement=replace(wanted.placement, mode="disaggregated", trainer_nodes=1))
     )
     assert placement.pools == {ROLLOUT: {1, 2}, "genrm:g0": {3, 4}}

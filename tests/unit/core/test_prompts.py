@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core.prompts import (
+from yatt.core.samples.prompts import (
     LEAST_OPENED,
     MOST_AHEAD,
     PATIENCE,
@@ -19,13 +19,13 @@ from yatt.core.prompts import (
     opening_limit,
     row_order,
     sample_seed,
-    share,
+    share_of_shard,
 )
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 200))
 def test_shares_add_up_to_the_batch_and_belong_to_their_node(nodes: int, batch: int, first: int) -> None:
-    shares = [share(batch, shard=k, num_shards=nodes, first=first) for k in range(nodes)]
+    shares = [share_of_shard(batch, shard=k, num_shards=nodes, first=first) for k in range(nodes)]
     trainer_nodes = Counter(number % nodes for number in range(first, first + batch))
     assert shares == [trainer_nodes[k] for k in range(nodes)]
 

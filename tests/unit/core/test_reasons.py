@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt.core.reasons import MOST_CAUSE, cause_of
+from yatt.core.samples.reasons import MOST_CAUSE, cause_of
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """When another attempt is worth it."""
 
-from yatt.core.restart import AttemptEnd, may_begin
+from yatt.core.attempts.restart import AttemptEnd, may_begin
 
 
 def ends(*pairs):

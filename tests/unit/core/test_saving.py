@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from yatt.core.saving import NO_SAVES
+from yatt.core.phases.saving import NO_SAVES
 
 
 def test_a_save_by_time_is_due_at_the_first_iteration_that_ends_after_the_interval():

@@ -1,4 +1,4 @@
-"""The policy of the split, alone; tests/unit/simulation has it in simulated runs."""
+"""The policy of the split, alone; tests/unit/forecast has it in simulated runs."""
 
 import itertools
 import os
@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core.engine_model import EngineSpeed
-from yatt.core.placement import ROLLOUT
-from yatt.core.prediction import NEVER_S, BatchDemand, predict
-from yatt.core.split import DEAD_BAND, UNDO_BAND, believed_s, choose
-from yatt.core.tail import BatchTail, RoleSpeed, tail_moves
+from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.prediction import NEVER_S, BatchDemand, predicted_seconds
+from yatt.core.gpus.split import DEAD_BAND, UNDO_BAND, believed_s, choose_split
+from yatt.core.gpus.tail import BatchTail, RoleSpeed, tail_moves
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 ENGINE = RoleSpeed(speed=EngineSpeed(16 / 1200, 1 / 1200), room=128, engines=4)
@@ -55,22 +55,22 @@ def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
         if sum(counts) == num and all(n >= r.least for n, r in zip(counts, found, strict=True))
     ]
     start = allowed[seed % len(allowed)]
-    chosen = choose([start], demand, roles, ROLLOUT, 15.0)
+    chosen = choose_split([start], demand, roles, ROLLOUT, 15.0)
     assert chosen in allowed
     best_s = min(believed_s(each, demand, roles, ROLLOUT, 15.0) for each in allowed)
     assert believed_s(chosen, demand, roles, ROLLOUT, 15.0) <= best_s * (1 + 3 * DEAD_BAND)
 
 
 def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
-    split = choose([{ROLLOUT: 1, JUDGE: 15}], demand_of(0), ROLES, ROLLOUT, 15.0)
+    split = choose_split([{ROLLOUT: 1, JUDGE: 15}], demand_of(0), ROLES, ROLLOUT, 15.0)
     assert split[ROLLOUT] > 1
-    kept = [choose([split], demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
+    kept = [choose_split([split], demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
     assert sum(kept) >= 9
 
 
 def test_a_ceiling_is_respected():
     roles = {ROLLOUT: ENGINE, JUDGE: RoleSpeed(speed=SCORER.speed, room=128, most=2)}
-    assert choose([{ROLLOUT: 7, JUDGE: 1}], demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
+    assert choose_split([{ROLLOUT: 7, JUDGE: 1}], demand_of(0), roles, ROLLOUT, 1.0)[JUDGE] <= 2
     tail = tail_of({"a": 0, "b": 0}, split={JUDGE: 2})
     assert tail_moves(tail, roles, ROLLOUT) == []
 
@@ -121,7 +121,7 @@ def test_a_change_is_taken_back_only_for_a_large_gain_or_later(since: int, is_ke
     gains = [1 - cost_s[best] / each_s for each_s in cost_s]
     near = next(i for i in range(15) if DEAD_BAND < gains[i] < UNDO_BAND)
     before = [splits[best], *[splits[near]] * since]
-    chosen = choose(before, demand, ROLES, ROLLOUT, 15.0)
+    chosen = choose_split(before, demand, ROLES, ROLLOUT, 15.0)
     if is_kept:
         assert chosen == splits[near]
     else:
@@ -134,10 +134,10 @@ def test_a_large_system_gets_the_ratio_of_a_small_one(start: int):
     best = min(
         range(1, 8), key=lambda num: believed_s({ROLLOUT: 8 - num, JUDGE: num}, small, ROLES, ROLLOUT, 15.0)
     )
-    split = choose([{ROLLOUT: 2048 - start, JUDGE: start}], large, ROLES, ROLLOUT, 15.0)
+    split = choose_split([{ROLLOUT: 2048 - start, JUDGE: start}], large, ROLES, ROLLOUT, 15.0)
     assert sum(split.values()) == 2048
     assert abs(split[JUDGE] / 256 - best) < 1
-    assert predict(split, large, ROLES, ROLLOUT, 15.0) <= 1.02 * predict(
+    assert predicted_seconds(split, large, ROLES, ROLLOUT, 15.0) <= 1.02 * predicted_seconds(
         {ROLLOUT: 2048 - 256 * best, JUDGE: 256 * best}, large, ROLES, ROLLOUT, 15.0
     )
 
@@ -146,6 +146,6 @@ def test_groups_that_are_dropped_are_paid_for_and_a_batch_ends_without_those_tha
     split = {ROLLOUT: 4, JUDGE: 4}
     few = replace(demand_of(0), num_samples=512, group_size=8)
     many = replace(few, num_samples=1024, kept=0.5)
-    cost_s = [predict(split, each, ROLES, ROLLOUT, NEVER_S) for each in (few, many)]
+    cost_s = [predicted_seconds(split, each, ROLES, ROLLOUT, NEVER_S) for each in (few, many)]
     assert cost_s[1] > 1.2 * cost_s[0]
-    assert cost_s[1] < 1.2 * predict(split, replace(many, kept=1.0), ROLES, ROLLOUT, NEVER_S)
+    assert cost_s[1] < 1.2 * predicted_seconds(split, replace(many, kept=1.0), ROLES, ROLLOUT, NEVER_S)

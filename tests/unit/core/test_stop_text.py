@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import decoders
 
-from yatt.core.stop_text import stop_across
+from yatt.core.samples.stop_text import stop_across
 
 PIECES = ["a", "b", ".", "ab", ".b", "", "a.b"]
 """What each token says; one of them nothing."""
@@ -32,7 +32,9 @@ def by_hand(ids: list[int], num_before: int, stops: list[str]) -> int | None:
     stops=st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 @settings(max_examples=500, deadline=None)
-def test_it_is_what_a_look_at_the_whole_text_finds(ids: list[int], num_before: int, stops: list[str]) -> None:
+def test_a_stop_text_across_pieces_is_found_as_in_the_whole_text(
+    ids: list[int], num_before: int, stops: list[str]
+) -> None:
     found = stop_across(ids, num_before, stops, decode)
     wanted = by_hand(ids, num_before, stops) if 0 < num_before < len(ids) else None
     assert found == wanted

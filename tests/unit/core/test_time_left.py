@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.core import time_left
-from yatt.core.time_left import (
+from yatt.core.phases import time_left
+from yatt.core.phases.time_left import (
     LATE_S,
     LOCAL_BYTES_PER_S,
     MOST_RATES,

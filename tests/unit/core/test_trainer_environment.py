@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.core.test_placement import config
 from yatt.config.schema import RunConfig
-from yatt.core.trainer_environment import CONNECTIONS, contrary_variables, trainer_variables
+from yatt.core.attempts.trainer_environment import CONNECTIONS, contrary_variables, trainer_variables
 
 
 def run(*, is_deterministic: bool = False, **layout: int) -> RunConfig:

@@ -3,7 +3,7 @@
 import pytest
 
 from yatt.config.schema import VerdictSection
-from yatt.core.verdict import Shown, check_template, check_verdict, parse, render
+from yatt.core.samples.verdict import Shown, check_template, check_verdict, parse_verdict, render_template
 from yatt.errors import ConfigError
 
 SAMPLE = Shown(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
@@ -20,7 +20,7 @@ SAMPLE = Shown(prompt="p{x}", completion="{completion} }", ground_truth="g", dat
 )  # fmt: skip
 def test_a_json_verdict_is_read_or_is_none(text, value):
     schema = '{"type": "object", "properties": {"score": {"type": "number"}}}'
-    assert parse(text, VerdictSection(json_schema=schema)) == value
+    assert parse_verdict(text, VerdictSection(json_schema=schema)) == value
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_structure_that_can_never_give_a_score_is_refused(verdict, judging, sa
 
 
 def test_fields_are_filled_and_never_read_again():
-    parts = render("{data_source}|{prompt}|{completion}|{ground_truth}|{{literal}}", SAMPLE)
+    parts = render_template("{data_source}|{prompt}|{completion}|{ground_truth}|{{literal}}", SAMPLE)
     assert "".join(text for text, _ in parts) == "d|p{x}|{completion} }|g|{literal}"
     assert [text for text, is_own in parts if not is_own] == ["d", "p{x}", "{completion} }", "g"]
 
@@ -128,17 +128,17 @@ NUMBER = VerdictSection(pattern=r"score: (\S+)")
     ],
 )
 def test_the_last_match_decides(verdict, text, score):
-    assert parse(text, verdict) == score
+    assert parse_verdict(text, verdict) == score
 
 
 @pytest.mark.parametrize("word", ["1e308", "1_0", "nan", "inf", "٣", "0x10", "1" * 40, "1001", "-1001", ""])
 def test_only_a_plain_number_within_bounds_is_a_verdict(word):
-    assert parse(f"score: {word}", VerdictSection(pattern="score: (.*)")) is None
+    assert parse_verdict(f"score: {word}", VerdictSection(pattern="score: (.*)")) is None
 
 
 @pytest.mark.parametrize(("word", "value"), [("7", 7.0), ("-0.5", -0.5), ("+3", 3.0), (".25", 0.25)])
 def test_plain_numbers_are_verdicts(word, value):
-    assert parse(f"score: {word}", VerdictSection(pattern="score: (.*)")) == value
+    assert parse_verdict(f"score: {word}", VerdictSection(pattern="score: (.*)")) == value
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_plain_numbers_are_verdicts(word, value):
 )  # fmt: skip
 def test_json_in_fences_is_json_if_nothing_else_is_there(text: str, score: float | None) -> None:
     schema = '{"type": "object", "properties": {"score": {"type": "integer"}}}'
-    assert parse(text, VerdictSection(json_schema=schema)) == score
+    assert parse_verdict(text, VerdictSection(json_schema=schema)) == score

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from yatt.core.weight_check import LEAST_ALLOWED, ROUNDINGS_ALLOWED, allowed_difference, mean_difference
+from yatt.core.gpus.weight_check import LEAST_ALLOWED, ROUNDINGS_ALLOWED, allowed_difference, mean_difference
 from yatt.records.message import pack_floats
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from yatt.core.lease import WorkerLease
+from yatt.core.gpus.lease import WorkerLease
 from yatt.errors import LeaseLost
 
 ORDERS = [(kind, token) for kind in ("wake", "sleep", "work") for token in (1, 2, 3)]
@@ -13,7 +13,7 @@ Fence = Callable[[WorkerLease, str, int], WorkerLease]
 
 
 def fence(lease: WorkerLease, kind: str, token: int) -> WorkerLease:
-    """As `yatt.adapters.worker_link` applies it."""
+    """As `yatt.adapters.net.worker_link` applies it."""
     lease = lease.seen(token)
     if kind == "work":
         lease.check_awake()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from yatt.engine.compare import compare_weights
-from yatt.weights.checksum import checksum
+from yatt.engine.weights.compare import compare_weights
+from yatt.weights.checksum import tensor_checksum
 
 torch.manual_seed(1)
 TENSORS = {
@@ -17,7 +17,7 @@ TENSORS = {
     "norm.weight": torch.randn(8),
     "embed.weight": torch.randn(10, 8),
 }
-PUBLISHED = {name: checksum(tensor) for name, tensor in TENSORS.items()}
+PUBLISHED = {name: tensor_checksum(tensor) for name, tensor in TENSORS.items()}
 
 
 def held(**changed):
@@ -51,7 +51,7 @@ def test_the_same_weights_are_the_same_however_they_are_fused():
         ("embed.weight", 9, "embed.weight"),
     ],
 )
-def test_one_bit_is_named_where_it_is(place, row, name):
+def test_a_single_differing_bit_is_found_and_its_place_named(place, row, name):
     weights = held()
     weights[place][row].view(torch.int32).view(-1)[0] ^= 1
     assert compare_weights(weights.items(), PUBLISHED).differing == (name,)
@@ -76,6 +76,18 @@ def test_a_tensor_without_a_known_checksum_is_not_compared():
     weights = held()
     weights["layers.0.qkv_proj.weight"] += 1
     comparison = compare_weights(weights.items(), some)
-    assert (comparison.differing, comparison.num_compared) == ((), 2)
+    found = (comparison.differing, comparison.num_compared, comparison.num_readable)
+    assert found == ((), 2, len(TENSORS)), "that none is known says nothing of what the engine has"
     some["layers.0.k_proj.weight"] = PUBLISHED["layers.0.k_proj.weight"]
     assert compare_weights(weights.items(), some).differing == ("layers.0.k_proj.weight",)
+
+
+def test_the_engines_own_mapping_of_names_is_followed():
+    def name_of(name: str) -> str | None:
+        return None if name.startswith("embed.") else f"language_model.{name}"
+
+    weights = {f"language_model.{name}": tensor for name, tensor in held().items()}
+    assert compare_weights(weights.items(), PUBLISHED).num_compared == 0
+    assert compare_weights(weights.items(), PUBLISHED, name_of).num_compared == len(TENSORS) - 1
+    weights["language_model.layers.0.qkv_proj.weight"][4] += 1
+    assert compare_weights(weights.items(), PUBLISHED, name_of).differing == ("layers.0.k_proj.weight",)

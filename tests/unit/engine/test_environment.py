@@ -9,7 +9,7 @@ import pytest
 from tests.tiny_models import make_scripted_model
 from yatt.config.schema import GenRMSection
 from yatt.engine.build import build_engine
-from yatt.engine.environment import choose_device, choose_engine, prepare
+from yatt.engine.environment import choose_device, choose_engine, prepare_environment
 from yatt.engine.protocol import genrm_options
 from yatt.engine.vllm import engine_arguments
 from yatt.errors import ConfigError
@@ -55,7 +55,7 @@ def test_on_cuda_vllm_is_not_asked_for_the_sampler_of_flashinfer(monkeypatch):
     for device, expected in (("cpu", None), ("cuda", "0")):
         environment = {"VLLM_USE_FLASHINFER_SAMPLER": "1"} if device == "cuda" else {}
         monkeypatch.setattr(os, "environ", environment)
-        prepare(device=device, threads=1)
+        prepare_environment(device=device, threads=1)
         assert environment.get("VLLM_USE_FLASHINFER_SAMPLER") == expected
 
 

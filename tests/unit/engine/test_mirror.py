@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_engine_worker import sample
-from yatt.engine.mirror import ADD, FirstRank, Operation
+from yatt.engine.spanning.mirror import ADD, FirstRank, Operation
 from yatt.records import message as m
 
 
@@ -20,7 +20,7 @@ class Ranks:
 class Picky:
     """Refuses requests of one name, with an error that says nothing about the request."""
 
-    def add(self, sample: m.Sample) -> None:
+    def add(self, sample: m.SampleRequest) -> None:
         if sample.request_id == "bad":
             raise TypeError("an argument that this library does not know")
 

@@ -11,17 +11,17 @@ import zmq
 from tests.runs import HANG_S, wait_for
 from tests.tiny_models import make_scripted_model
 from yatt import clock
-from yatt.adapters.worker_link import Received, WorkerLink
-from yatt.core.lease import WorkerLease
-from yatt.engine.compare import compare_weights, counted
+from yatt.adapters.net.worker_link import Received, WorkerLink
+from yatt.core.gpus.lease import WorkerLease
 from yatt.engine.protocol import EngineOptions, RanksLost
-from yatt.engine.published import tensors_taken
 from yatt.engine.scripted import ScriptedEngine
-from yatt.engine.worker import EnginePlan, EngineWorker, failure
+from yatt.engine.weights.compare import compare_weights, with_progress
+from yatt.engine.weights.published import tensors_taken
+from yatt.engine.worker import EnginePlan, EngineWorker, failed_order
 from yatt.errors import ConfigError
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
-from yatt.weights.checksum import checksum
+from yatt.weights.checksum import tensor_checksum
 
 ATTEMPT = 2
 
@@ -103,7 +103,7 @@ def controller(tmp_path, options):
 
 
 def sample(request_id):
-    return m.Sample(
+    return m.SampleRequest(
         request_id=request_id,
         prompt_ids=m.pack_ids([9]),
         seed=1,
@@ -173,9 +173,9 @@ class Line:
 
 def test_every_tensor_of_new_weights_is_progress():
     tensors = {f"layer{i}": torch.full((4,), float(i)) for i in range(3)}
-    published = {name: checksum(tensor) for name, tensor in tensors.items()}
+    published = {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
     before, seen = tensors_taken(), []
-    for _ in counted(tensors.items()):
+    for _ in with_progress(tensors.items()):
         seen.append(tensors_taken() - before)
     compare_weights(tensors.items(), published)
     assert seen == [1, 2, 3]
@@ -186,7 +186,7 @@ def test_every_tensor_of_new_weights_is_progress():
 def test_a_model_folder_that_fails_for_a_while_is_no_mistake_of_the_users(number, is_users):
     error = ConfigError("tokenizer.json cannot be read")
     error.__cause__ = OSError(number, "weather")
-    assert failure(m.Wake(), error).user is is_users
+    assert failed_order(m.Wake(), error).user is is_users
 
 
 def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):

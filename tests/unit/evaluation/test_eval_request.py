@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from yatt.config.check import relations
-from yatt.config.load import load, parse_resolved, resolved_text
+from yatt.config.check import broken_relations
+from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
-from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
+from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, evaluation_settings
 
 RUN = """
 run: {dir: /runs/one, seed: 5}
 model: {path: /models/policy}
 data: {train_files: [/data/train.jsonl], val_files: [/data/val.jsonl]}
 launch: {nodes: 16, gpus_per_node: 8, device: cpu}
-placement: {mode: disaggregated, trainer_nodes: 8, genrm_slabs: 2}
+placement: {mode: disaggregated, trainer_nodes: 8, genrm_gpu_sets: 2}
 rollout: {n: 8, temperature: 0.7, top_p: 0.9, tp_size: 2, ahead: 1, max_policy_age: 2}
 rewards: [{name: exact, path: "builtin:exact"}]
 genrms: [{name: judge, model: /models/judge, template: "{completion}", verdict: {pattern: "(1)"}, tp_size: 4}]
@@ -29,13 +29,13 @@ MODEL = Path("/models/exported")
 def of_run(tmp_path: Path, options: EvalOptions, *words: str, gpus: int = 0) -> EvalSettings:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
-    return settings_of(load([path], []), options, words, MODEL, gpus)
+    return evaluation_settings(load_run_config([path], []), options, words, MODEL, gpus)
 
 
 def of_model(*words: str, data: tuple[str, ...] = ("a.jsonl",), **options: object) -> EvalSettings:
     bare = BareModel(rewards=("builtin:gsm8k", "my/rewards.py:brevity"), max_tokens=64, prompt_key="question")
     base = bare_config(MODEL, bare, data)
-    return settings_of(base, EvalOptions(data=data, **options), words, MODEL, 0)  # type: ignore[arg-type]
+    return evaluation_settings(base, EvalOptions(data=data, **options), words, MODEL, 0)  # type: ignore[arg-type]
 
 
 def test_a_runs_evaluation_samples_and_scores_as_the_run_does_on_one_node(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_a_runs_evaluation_samples_and_scores_as_the_run_does_on_one_node(tmp_pa
 
 def test_processes_can_load_the_config_whatever_the_run_trains_with(tmp_path: Path) -> None:
     config = of_run(tmp_path, EvalOptions(n=4)).config
-    assert relations(config) == []
+    assert broken_relations(config) == []
     assert parse_resolved(resolved_text(config)) == config
-    assert relations(of_model().config) == []
+    assert broken_relations(of_model().config) == []
 
 
 def test_options_and_words_win_over_the_run(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_comparison_of_one_sample_is_refused(tmp_path: Path) -> None:
     path.write_text(RUN.replace("{completion}", "{completion_a}{completion_b}").replace(
         "name: judge,", "name: judge, judging: pairwise,").replace('"(1)"', '"(1)", minimum: 0, maximum: 1')
     )  # fmt: skip
-    base: RunConfig = load([path], [])
+    base: RunConfig = load_run_config([path], [])
     with pytest.raises(ConfigError, match=r"genrms\[0\].judging: pairwise compares completions"):
-        settings_of(base, EvalOptions(n=1), (), MODEL, 0)
+        evaluation_settings(base, EvalOptions(n=1), (), MODEL, 0)
 
 
 def test_data_and_rewards_must_be_named(tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_data_and_rewards_must_be_named(tmp_path: Path) -> None:
         bare_config(MODEL, BareModel(rewards=("builtin:exact", "exact.py")), ("a.jsonl",))
     none = bare_config(MODEL, BareModel(), ("a.jsonl",))
     with pytest.raises(ConfigError, match="there is nothing to score with: write --reward"):
-        settings_of(none, EvalOptions(data=("a.jsonl",)), (), MODEL, 0)
+        evaluation_settings(none, EvalOptions(data=("a.jsonl",)), (), MODEL, 0)
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
-    base = load([path], [])
+    base = load_run_config([path], [])
     without = replace(base, data=replace(base.data, val_files=()))
     with pytest.raises(ConfigError, match=r"data\.val_files is empty: write the data files after the run"):
-        settings_of(without, EvalOptions(), (), MODEL, 0)
+        evaluation_settings(without, EvalOptions(), (), MODEL, 0)
 
 
 @pytest.mark.parametrize("word", [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from yatt.control.rollouts.scoring import NOT_APPLICABLE
+from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.errors import ConfigError
-from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, settings_of
-from yatt.evaluation.result import EvalResult, encoded, result_of, table, write_files
+from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, evaluation_settings
+from yatt.evaluation.result import EvalResult, encoded_result, result_of, result_table, write_files
 from yatt.evaluation.samples import EvaluatedSample, EvaluatedSamples
 
 
@@ -25,7 +25,7 @@ def sample(prompt: int, index: int, source: str = "s", **values: object) -> Eval
 def settings(n: int = 2) -> EvalSettings:
     bare = BareModel(rewards=("builtin:exact", "builtin:gsm8k"))
     options = EvalOptions(data=("/d.jsonl",), n=n)
-    return settings_of(bare_config(Path("/m"), bare, options.data), options, (), Path("/m"), 0)
+    return evaluation_settings(bare_config(Path("/m"), bare, options.data), options, (), Path("/m"), 0)
 
 
 SAMPLES = [
@@ -63,7 +63,7 @@ def test_lengths_are_those_of_completions_that_exist() -> None:
 
 
 def test_the_table_fits_into_80_columns_and_names_every_source_and_reward() -> None:
-    lines = table(found())
+    lines = result_table(found())
     assert max(map(len, lines)) <= 80
     assert [line.split()[:2] for line in lines[1:7]] == [
         ["code", "exact"], ["code", "gsm8k"], ["math", "exact"], ["math", "gsm8k"],
@@ -75,14 +75,14 @@ def test_the_table_fits_into_80_columns_and_names_every_source_and_reward() -> N
 
 def test_long_names_are_cut_and_numbers_are_not() -> None:
     long = [sample(0, i, "openai/gsm8k/main/test/of/2021/and/later", scores={"exact": 1.0}) for i in (0, 1)]
-    lines = table(result_of(settings(), EvaluatedSamples(samples=long), "m"))
+    lines = result_table(result_of(settings(), EvaluatedSamples(samples=long), "m"))
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("openai/gsm8k") and "~" in lines[1]
     assert lines[1].split()[2] == "1.0000"
 
 
 def test_a_single_source_has_no_second_row_with_the_same_numbers() -> None:
-    lines = table(result_of(settings(), EvaluatedSamples(samples=SAMPLES[4:]), "m"))
+    lines = result_table(result_of(settings(), EvaluatedSamples(samples=SAMPLES[4:]), "m"))
     assert not any(line.startswith("overall") for line in lines)
 
 
@@ -90,7 +90,7 @@ def test_nothing_scored_is_shown_as_nothing_not_as_zero() -> None:
     lost = [sample(0, i, failed="engine") for i in (0, 1)]
     result = result_of(settings(), EvaluatedSamples(samples=lost), "m")
     assert result.overall.rewards["exact"].mean is None
-    assert table(result)[1].split() == ["s", "exact", "-", "-", "2", "-", "-"]
+    assert result_table(result)[1].split() == ["s", "exact", "-", "-", "2", "-", "-"]
 
 
 def test_files_have_every_sample_and_the_result_as_printed(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_files_have_every_sample_and_the_result_as_printed(tmp_path: Path) -> No
     assert [(json.loads(line)["prompt_number"], json.loads(line)["sample_number"]) for line in lines] == [
         (each.prompt_number, each.sample_number) for each in SAMPLES
     ]
-    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(encoded(found()))
+    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(encoded_result(found()))
 
 
 def test_a_folder_with_an_earlier_result_is_not_touched(tmp_path: Path) -> None:

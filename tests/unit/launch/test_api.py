@@ -6,7 +6,7 @@ import pytest
 
 import yatt
 from tests.obs_runs import make_run, metrics
-from yatt.adapters.run_config import load_run
+from yatt.adapters.run_folder.run_config import load_run
 from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
 

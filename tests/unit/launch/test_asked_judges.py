@@ -9,9 +9,9 @@ import pytest
 
 from tests.runs import RunFile
 from tests.unit.adapters.test_judge_api import KEY, Answer, Service, says
-from yatt.adapters.data_rows import prompt_text
-from yatt.config.load import load
-from yatt.launch.checking import check_run
+from yatt.adapters.inputs.data_rows import prompt_text
+from yatt.config.load import load_run_config
+from yatt.launch.commands.checking import check_run
 
 ROW = '{"prompt": "0 plus 3 is", "answer": "3"}'
 Make = Callable[[Answer], Service]
@@ -46,7 +46,7 @@ def found(
     ]  # fmt: skip
     settings = {"run": {"deterministic": False}, "data": {"ground_truth_key": "answer", **(data or {})}}
     run = RunFile(tmp_path, {"genrms": genrms, **settings})
-    results = check_run(load([run.write()], []), asks=True)
+    results = check_run(load_run_config([run.write()], []), asks=True)
     told = [(each.level, each.says) for each in results if each.says.startswith("genrms[")]
     return [each for each in told if "outage_s allow" not in each[1]]
 
@@ -143,5 +143,5 @@ def test_a_chat_is_shown_as_in_a_run_and_a_row_without_truth_is_said(tmp_path: P
 
 
 def test_without_a_service_nothing_is_asked(tmp_path: Path) -> None:
-    results = check_run(load([RunFile(tmp_path).write()], []), asks=True)
+    results = check_run(load_run_config([RunFile(tmp_path).write()], []), asks=True)
     assert ("skip", "no judge was asked: none has api.url") in [(each.level, each.says) for each in results]

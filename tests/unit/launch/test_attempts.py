@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.obs_runs import make_run
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.ledger import ENDED, STARTED, attempts, note, run_is_finished
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.adapters.run_folder.ledger import ENDED, STARTED, run_is_finished, started_attempts, write_record
 from yatt.config.load import load_resolved
-from yatt.core.outcome import Outcome, Verdict
-from yatt.launch.attempts import Attempts
-from yatt.launch.folder_wait import FolderWait
-from yatt.launch.follower import Followers
+from yatt.core.attempts.outcome import Outcome, Verdict
+from yatt.launch.attempt.attempts import Attempts
+from yatt.launch.attempt.follower import Followers
+from yatt.launch.folder.folder_wait import FolderWait
 from yatt.paths import RunPaths
 
 
@@ -62,17 +62,17 @@ def crashed(paths: RunPaths, *, times: int, committed: int) -> None:
     """Attempts of this submission, the last of which had got further than it was when it began."""
     for number in range(times):
         attempt = claim_attempt(paths)
-        note(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
+        write_record(paths, attempt, STARTED, {"submission": "mine", "committed": 0})
         after = committed if number == times - 1 else 0
-        note(paths, attempt, ENDED, {"exit_code": 1, "committed": after, "reason": "a crash"})
+        write_record(paths, attempt, ENDED, {"exit_code": 1, "committed": after, "reason": "a crash"})
 
 
 def test_crashes_are_followed_by_attempts_until_the_run_is_finished(tmp_path):
     make_run(tmp_path)
     code, paths, said = run_of(tmp_path, Here(CRASH, FINISHED))
     assert (code, run_is_finished(paths)) == (0, True)
-    assert [attempt.started["absent"] for attempt in attempts(paths)] == [[3], [3]]
-    assert [attempt.started["job"] for attempt in attempts(paths)] == ["7", "7"]
+    assert [attempt.started["absent"] for attempt in started_attempts(paths)] == [[3], [3]]
+    assert [attempt.started["job"] for attempt in started_attempts(paths)] == ["7", "7"]
     assert said[0] == "attempt 1 ended at iteration 0: a crash"
     assert said[1] == "starting again from iteration 0"
     assert said[2].startswith("finished: ")
@@ -82,7 +82,7 @@ def test_crash_after_crash_ends_with_93_also_over_several_starts(tmp_path):
     crashed(make_run(tmp_path), times=2, committed=0)
     backend = Here(CRASH, CRASH)
     code, paths, said = run_of(tmp_path, backend)
-    assert (code, len(attempts(paths))) == (93, 3)
+    assert (code, len(started_attempts(paths))) == (93, 3)
     assert said[-1].startswith(
         "3 attempts in a row failed without a checkpoint after iteration 0; reason of the last one:"
     )
@@ -94,7 +94,7 @@ def test_a_warning_between_attempts_is_no_lack_of_progress(tmp_path):
     backend = Here(SUCCEED, warned=True)
     code, paths, _ = run_of(tmp_path, backend)
     assert (code, backend.left) == (75, [SUCCEED])
-    assert attempts(paths)[-1].started["committed"] == 10, "the ledger knows it"
+    assert started_attempts(paths)[-1].started["committed"] == 10, "the ledger knows it"
 
 
 def test_a_start_is_over_once_another_has_claimed_the_run(tmp_path):

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.obs_runs import make_run
-from yatt.adapters.attempt_claim import claim_attempt, mark_finished
-from yatt.adapters.ledger import note, run_is_finished
-from yatt.adapters.run_config import changes_of, check_unedited, load_run
+from yatt.adapters.run_folder.attempt_claim import claim_attempt, mark_finished
+from yatt.adapters.run_folder.ledger import run_is_finished, write_record
+from yatt.adapters.run_folder.run_config import changes_of, check_unedited, load_run
 from yatt.config.load import load_resolved, resolved_text
 from yatt.errors import ConfigError
-from yatt.launch.changed import with_changes
-from yatt.launch.completed import completed
-from yatt.launch.folder import open_existing, open_folder
+from yatt.launch.folder.changed import with_changes
+from yatt.launch.folder.folder import open_existing, open_folder
+from yatt.launch.resolve.completed import completed_config
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def run(tmp_path: Path):
     source.mkdir()
     config = load_resolved(make_run(source).config)
     config = replace(config, run=replace(config.run, dir=str(tmp_path / "run")))
-    config = completed(config)
+    config = completed_config(config)
     return open_folder(config), config
 
 
@@ -166,7 +166,7 @@ def test_the_scripted_engine_is_no_other_layout(run) -> None:
 
 def test_fewer_iterations_than_are_saved_are_refused(run) -> None:
     paths, config = run
-    note(paths, claim_attempt(paths), "committed.json", {"iteration": 9})
+    write_record(paths, claim_attempt(paths), "committed.json", {"iteration": 9})
     before = paths.sealed_config.read_bytes()
     with pytest.raises(ConfigError, match="is 8, but iteration 9 is saved already; write 9 or more"):
         with_changes(config, ["trainer.total_iterations=8"]).record(paths)

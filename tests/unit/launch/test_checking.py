@@ -8,8 +8,8 @@ import pytest
 from tests.obs_runs import make_run
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch.checking import Absent, check_run
-from yatt.launch.model_check import check_model
+from yatt.launch.checks.model_check import check_model
+from yatt.launch.commands.checking import Absent, check_run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 
 from tests.obs_runs import make_run
 from tests.runs import HANG_S
-from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
+from yatt.adapters.run_folder.ledger import COMMITTED, ENDED, STARTED, write_record
 from yatt.config.load import load_resolved
 from yatt.errors import ConfigError
-from yatt.launch import inputs as inputs_module
-from yatt.launch.inputs import changed_inputs, inputs_before, inputs_now
+from yatt.launch.folder import inputs as inputs_module
+from yatt.launch.folder.inputs import changed_inputs, inputs_before, inputs_now
 from yatt.paths import RunPaths
 
 
@@ -24,10 +24,10 @@ def attempt(
     paths: RunPaths, number: int, tokenizer: str, *, found: int, committed: int | None = None
 ) -> None:
     """The records of an attempt that found a checkpoint, and perhaps wrote one."""
-    note(paths, number, STARTED, {"committed": found, "inputs": {"tokenizer": tokenizer}})
+    write_record(paths, number, STARTED, {"committed": found, "inputs": {"tokenizer": tokenizer}})
     if found or committed:
-        note(paths, number, COMMITTED, {"iteration": committed or found})
-    note(paths, number, ENDED, {"exit_code": 1, "committed": committed or found})
+        write_record(paths, number, COMMITTED, {"iteration": committed or found})
+    write_record(paths, number, ENDED, {"exit_code": 1, "committed": committed or found})
 
 
 def test_it_is_the_writer_of_the_checkpoint_that_counts_not_who_has_restored_it(paths: RunPaths) -> None:
@@ -45,8 +45,8 @@ def test_it_is_the_writer_of_the_checkpoint_that_counts_not_who_has_restored_it(
     "record", [{}, {"inputs": 3}, {"inputs": ["tokenizer"]}, {"inputs": {"tokenizer": 3}}]
 )
 def test_what_an_older_yatt_or_a_stranger_has_recorded_is_unknown(paths: RunPaths, record: dict) -> None:
-    note(paths, 1, STARTED, {"committed": 0, **record})
-    note(paths, 1, COMMITTED, {"iteration": 1})
+    write_record(paths, 1, STARTED, {"committed": 0, **record})
+    write_record(paths, 1, COMMITTED, {"iteration": 1})
     assert inputs_before(paths) == {}
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.hub_server import HubServer
 from tests.obs_runs import make_run
-from yatt.config.load import load, load_resolved, resolved_text
+from yatt.config.load import load_resolved, load_run_config, resolved_text
 from yatt.errors import ConfigError
-from yatt.launch.completed import completed
-from yatt.launch.data_files import made_folder, with_made_data
+from yatt.launch.resolve.completed import completed_config
+from yatt.launch.resolve.data_files import made_folder, with_made_data
 
 
 def rows_in(path: str) -> list[dict]:
@@ -29,7 +29,7 @@ def config_of(tmp_path: Path):
     def made(*, is_new=True, **data):
         if is_new and (tmp_path / "run").exists():
             (tmp_path / "run").rename(tmp_path / "unused")
-        return completed(replace(config, data=replace(config.data, **data)))
+        return completed_config(replace(config, data=replace(config.data, **data)))
 
     for name, count in (("a", 3), ("b", 2)):
         lines = (json.dumps({"question": f"{name}{i}", "n": i}) + "\n" for i in range(count))
@@ -288,9 +288,9 @@ def test_a_hub_that_is_away_costs_the_question_only(config_of, hub, capsys):
 def test_weights_name_entries_and_are_not_all_zero(tmp_path):
     file = Path("configs/quickstart.yaml")
     with pytest.raises(ConfigError, match=r"weights: 'other\.jsonl' is no entry of train_files"):
-        load([file], ["data.weights={other.jsonl: 2.0}"])
+        load_run_config([file], ["data.weights={other.jsonl: 2.0}"])
     entry = "runs/quickstart/data/train.jsonl"
     with pytest.raises(ConfigError, match="weights: all are 0"):
-        load([file], [f"data.weights={{{entry}: 0}}"])
+        load_run_config([file], [f"data.weights={{{entry}: 0}}"])
     with pytest.raises(ConfigError, match=re.escape(f"data.weights.{entry} is -1")):
-        load([file], [f"data.weights={{{entry}: -1}}"])
+        load_run_config([file], [f"data.weights={{{entry}: -1}}"])

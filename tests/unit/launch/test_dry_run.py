@@ -7,8 +7,8 @@ import pytest
 from tests.unit.core.test_placement import config
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
-from yatt.launch.plan import Resized
-from yatt.launch.submit import plan_job, show_job
+from yatt.launch.commands.submit import plan_job, show_job
+from yatt.launch.resolve.plan import Resized
 
 
 @pytest.fixture(autouse=True)

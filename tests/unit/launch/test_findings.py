@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.shared_folder import Report, Spread
-from yatt.adapters.slurm import parse_config, parse_lines
-from yatt.config.load import load, load_as
+from yatt.adapters.files.shared_folder import Report, Spread
+from yatt.adapters.slurm.slurm import node_gpus_by_type, parse_config, parse_lines
+from yatt.config.load import load_as, load_run_config
 from yatt.config.site import SiteConfig, site_rules
 from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
-from yatt.launch.diagnose.nodes import gpus_of, is_up
+from yatt.launch.diagnose.nodes import is_up
 from yatt.launch.diagnose.partitions import has_user_signal
 from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits
-from yatt.launch.diagnose.report import demands_of, findings
+from yatt.launch.diagnose.report import demands_of, findings_about
 from yatt.launch.diagnose.settings import requeue_delay_s
 from yatt.launch.diagnose.user_limits import ASSOCIATION, QOS, limit_findings, rows_of
 
@@ -44,7 +44,7 @@ def problems(found: list[Finding]) -> list[str]:
 
 
 def test_the_captured_cluster_has_one_weakness(tmp_path: Path) -> None:
-    found = problems(findings(snapshot(), site(tmp_path), (TRAINER, ENGINES)))
+    found = problems(findings_about(snapshot(), site(tmp_path), (TRAINER, ENGINES)))
     assert [line.split(":")[0] for line in found] == ["warn kill"]
 
 
@@ -65,7 +65,7 @@ def test_the_captured_cluster_has_one_weakness(tmp_path: Path) -> None:
     ],
 )
 def test_settings_of_the_cluster(tmp_path: Path, config, level: str, says: str) -> None:
-    found = problems(findings(snapshot(config), site(tmp_path), (TRAINER,)))
+    found = problems(findings_about(snapshot(config), site(tmp_path), (TRAINER,)))
     assert [line.startswith(level) for line in found if says in line] == [True], found
 
 
@@ -92,7 +92,7 @@ def test_settings_of_the_cluster(tmp_path: Path, config, level: str, says: str) 
     ],
 )
 def test_partitions(tmp_path: Path, low, text: str, level: str, says: str) -> None:
-    found = problems(findings(snapshot(low=low), site(tmp_path, text), (TRAINER, ENGINES)))
+    found = problems(findings_about(snapshot(low=low), site(tmp_path, text), (TRAINER, ENGINES)))
     assert any(line.startswith(level) and says in line for line in found), found
 
 
@@ -114,7 +114,7 @@ def test_partitions(tmp_path: Path, low, text: str, level: str, says: str) -> No
     ],
 )  # fmt: skip
 def test_nodes(tmp_path: Path, nodes, text: str, level: str, says: str) -> None:
-    found = problems(findings(snapshot(nodes=nodes), site(tmp_path, text), (TRAINER,)))
+    found = problems(findings_about(snapshot(nodes=nodes), site(tmp_path, text), (TRAINER,)))
     assert any(line.startswith(level) and says in line for line in found), found
 
 
@@ -128,7 +128,7 @@ def test_what_a_run_needs(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(run)
 
     def demands(*arguments: str) -> list[tuple[str, int, int]]:
-        config = load([tmp_path / "run.yaml"], list(arguments))
+        config = load_run_config([tmp_path / "run.yaml"], list(arguments))
         return [(d.component, d.nodes, d.gpus_per_node) for d in demands_of(config)]
 
     assert demands() == [("trainer", 3, 2)]
@@ -141,7 +141,7 @@ def test_what_a_run_needs(tmp_path: Path) -> None:
 
 def test_components_never_share_a_node(tmp_path: Path) -> None:
     demands = (replace(TRAINER, nodes=3), replace(ENGINES, nodes=3))
-    found = problems(findings(snapshot(), site(tmp_path), demands))
+    found = problems(findings_about(snapshot(), site(tmp_path), demands))
     assert any("6 nodes are needed in partition low, which has 5" in line for line in found), found
 
 
@@ -160,7 +160,7 @@ def test_components_never_share_a_node(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_missing(tmp_path: Path, more, text: str, says: str) -> None:
-    found = problems(findings(replace(snapshot(), **more), site(tmp_path, text), (TRAINER,)))
+    found = problems(findings_about(replace(snapshot(), **more), site(tmp_path, text), (TRAINER,)))
     assert any(says in line for line in found), found
 
 
@@ -172,7 +172,7 @@ def test_accounts(tmp_path: Path) -> None:
 
     def about(text: str, accounts: tuple[str, ...]) -> Finding:
         limits = UserLimits(tuple({"Account": each} for each in accounts))
-        found = findings(replace(snapshot(config), limits=limits), site(tmp_path, text), ())
+        found = findings_about(replace(snapshot(config), limits=limits), site(tmp_path, text), ())
         return next(f for f in found if f.about == "account")
 
     assert about("account: a", ("a", "b")).level == "ok"
@@ -266,7 +266,7 @@ def test_answers_of_another_form_give_no_limits(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_cancels_after_a_notice_is_good_enough(tmp_path: Path) -> None:
-    found = problems(findings(snapshot(low={"PreemptMode": "CANCEL"}), site(tmp_path), (TRAINER,)))
+    found = problems(findings_about(snapshot(low={"PreemptMode": "CANCEL"}), site(tmp_path), (TRAINER,)))
     assert [line.split(":")[0] for line in found] == ["warn kill"]
 
 
@@ -279,10 +279,10 @@ def test_settings_that_changed_their_name() -> None:
 
 
 def test_gpus_of_a_node() -> None:
-    assert gpus_of({"Gres": "gpu:4"}) == {"": 4}
-    assert gpus_of({"Gres": "gpu:h100:8(S:0,1),nvme:2"}) == {"h100": 8}
-    assert gpus_of({"Gres": "gpu:a:2,gpu:b:1"}) == {"a": 2, "b": 1}
-    assert gpus_of({"Gres": "(null)"}) == {}
+    assert node_gpus_by_type({"Gres": "gpu:4"}) == {"": 4}
+    assert node_gpus_by_type({"Gres": "gpu:h100:8(S:0,1),nvme:2"}) == {"h100": 8}
+    assert node_gpus_by_type({"Gres": "gpu:a:2,gpu:b:1"}) == {"a": 2, "b": 1}
+    assert node_gpus_by_type({"Gres": "(null)"}) == {}
 
 
 def test_states_of_a_node() -> None:

@@ -13,23 +13,23 @@ import pytest
 import zmq.auth
 
 from tests.obs_runs import make_run
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.curve import ENDS, make_keys
-from yatt.cli.evaluating import _source_of_run
-from yatt.cli.look import status
+from yatt.adapters.net.curve import ENDS, make_keys
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.cli.commands.evaluating import _source_of_run
+from yatt.cli.commands.look import status
 from yatt.cli.sources import model_folder, run_source
 from yatt.config.load import load_resolved, resolved_text
-from yatt.config.ranges import FILE
+from yatt.config.sections.ranges import FILE
 from yatt.errors import ConfigError
-from yatt.launch.completed import completed
-from yatt.launch.folder import (
+from yatt.launch.folder.folder import (
     check_folder,
     open_attempt,
     open_existing,
     open_folder,
     refuse_strangers_run,
 )  # fmt: skip
-from yatt.launch.folder_wait import FolderWait
+from yatt.launch.folder.folder_wait import FolderWait
+from yatt.launch.resolve.completed import completed_config
 from yatt.paths import RunPaths
 
 
@@ -111,7 +111,7 @@ def test_a_working_folder_that_would_break_a_batch_script_is_refused(
     bad.mkdir()
     monkeypatch.chdir(bad)
     with pytest.raises(ConfigError, match="contains a line break"):
-        completed(config)
+        completed_config(config)
 
 
 def test_every_path_of_the_config_means_the_same_in_another_folder(
@@ -127,17 +127,17 @@ def test_every_path_of_the_config_means_the_same_in_another_folder(
                 given += 1
                 changed = replace(getattr(config, section.name), **{key: "here/file"})
                 config = replace(config, **{section.name: changed})
-    text = resolved_text(completed(config))
+    text = resolved_text(completed_config(config))
     assert given >= 5 and text.count(str(tmp_path / "here" / "file")) == text.count("here/file") == given
 
 
 def test_the_time_that_templates_are_told_is_filled_in_once(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     assert not config.data.template_time
-    first = completed(config)
+    first = completed_config(config)
     assert first.data.template_time
     open_folder(first)
-    assert completed(config).data.template_time == first.data.template_time
+    assert completed_config(config).data.template_time == first.data.template_time
 
 
 @pytest.mark.parametrize("damage", ["gone", "one gone", "empty", "torn"])
@@ -166,7 +166,7 @@ def test_keys_that_are_lost_or_damaged_are_made_anew_both_of_them(tmp_path: Path
 
 def test_the_second_of_two_first_starts_hears_that_another_has_made_the_folder(tmp_path: Path) -> None:
     config = config_in(tmp_path, id="")
-    winner, loser = completed(config), completed(config)
+    winner, loser = completed_config(config), completed_config(config)
     paths = open_folder(winner)
     for look in (check_folder, open_folder):
         with pytest.raises(ConfigError, match="belongs to another start, which created it first") as caught:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from yatt.config.site import ContainerSection, SiteConfig, StageSection
-from yatt.launch.allocation import Allocation
-from yatt.launch.backends import images
-from yatt.launch.backends.images import with_local_image
-from yatt.launch.plan import Component
+from yatt.launch.attempt import images
+from yatt.launch.attempt.images import with_local_image
+from yatt.launch.node.allocation import Allocation
+from yatt.launch.resolve.plan import Component
 
 PART = Component(name="trainer", first=0, nodes=1, gpus_per_node=0)
 

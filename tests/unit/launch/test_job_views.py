@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import ENDED, STARTED, note
-from yatt.launch.jobs import JobView, state_in_words, view_of
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.adapters.run_folder.ledger import ENDED, STARTED, write_record
+from yatt.launch.folder.jobs import JobView, shown_job, state_in_words
 from yatt.paths import RunPaths
 
 
@@ -18,13 +18,13 @@ def run_of(tmp_path: Path, *jobs: str) -> RunPaths:
     for job in jobs:
         attempt = claim_attempt(paths)
         paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
-        note(paths, attempt, STARTED, {"job": job, "restarts": 0})
-        note(paths, attempt, ENDED, {"exit_code": 75, "reason": "warned by Slurm"})
+        write_record(paths, attempt, STARTED, {"job": job, "restarts": 0})
+        write_record(paths, attempt, ENDED, {"exit_code": 75, "reason": "warned by Slurm"})
     return paths
 
 
 def shown(paths: RunPaths, job: str, state: str = "FAILED") -> tuple[str, str]:
-    view = view_of(paths, job, [{"JobState": state, "BatchHost": "n3"}])
+    view = shown_job(paths, job, [{"JobState": state, "BatchHost": "n3"}])
     return state_in_words(paths, "stopped", view)
 
 
@@ -36,10 +36,10 @@ def test_a_later_job_that_ended_at_once_is_told(tmp_path: Path) -> None:
     assert why == f"job 8 ended before an attempt of it began; see its log {paths.submitit}/8_0_log.out"
 
 
-def test_also_without_a_log_and_when_slurm_has_forgotten_it(tmp_path: Path) -> None:
+def test_a_job_that_slurm_has_forgotten_is_told_without_its_log(tmp_path: Path) -> None:
     paths = run_of(tmp_path, "7")
     assert shown(paths, "8")[1].endswith(f"probably n3 does not see {paths.root}")
-    forgotten = view_of(paths, "8", [])
+    forgotten = shown_job(paths, "8", [])
     assert "job 8 ended before an attempt of it began" in state_in_words(paths, "stopped", forgotten)[1]
 
 
@@ -53,8 +53,8 @@ def test_an_attempt_of_this_machine_is_newer_than_any_job(tmp_path: Path) -> Non
     paths = run_of(tmp_path, "7")
     attempt = claim_attempt(paths)
     paths.attempt(attempt).mkdir(parents=True)
-    note(paths, attempt, STARTED, {"launcher": {}})
-    note(paths, attempt, ENDED, {"exit_code": 75, "reason": "by hand"})
+    write_record(paths, attempt, STARTED, {"launcher": {}})
+    write_record(paths, attempt, ENDED, {"exit_code": 75, "reason": "by hand"})
     assert shown(paths, "8") == ("stopped", "by hand")
 
 
@@ -66,7 +66,7 @@ def test_a_run_whose_first_job_failed_at_once_never_began(tmp_path: Path) -> Non
 
 def test_a_finished_run_is_finished_whatever_its_last_job_was(tmp_path: Path) -> None:
     paths = run_of(tmp_path, "7")
-    publish(paths.finished, sealed({"wall": ""}, 1))
+    write_atomically(paths.finished, sealed_record({"wall": ""}, 1))
     assert shown(paths, "8") == ("finished", "")
 
 
@@ -88,5 +88,5 @@ def test_a_job_that_waits_has_not_ended(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_job_waits(tmp_path: Path, state: str, reason: str, says: str) -> None:
-    view = view_of(run_of(tmp_path, "7"), "8", [{"JobState": state, "Reason": reason}])
+    view = shown_job(run_of(tmp_path, "7"), "8", [{"JobState": state, "Reason": reason}])
     assert says in view.why

@@ -12,8 +12,8 @@ import pytest
 from tests.small_environments import make_environment, pack, packages_of
 from yatt.config.site import SiteConfig, StageSection, load_site
 from yatt.errors import ConfigError
-from yatt.launch import staging as staging_module
-from yatt.launch.staging import Staging, fault_of
+from yatt.launch.node import staging as staging_module
+from yatt.launch.node.staging import Staging, fault_of
 
 
 @pytest.fixture

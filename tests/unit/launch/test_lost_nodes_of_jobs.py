@@ -3,10 +3,10 @@
 import pytest
 
 from yatt import clock
-from yatt.adapters.slurm import Slurm
-from yatt.launch.allocation import Allocation
-from yatt.launch.backends.lost_nodes import LOOK_S, LostNodes
-from yatt.launch.plan import Component
+from yatt.adapters.slurm.slurm import Slurm
+from yatt.launch.attempt.watch import LOST_LOOK_S, LostNodes
+from yatt.launch.node.allocation import Allocation
+from yatt.launch.resolve.plan import Component
 from yatt.paths import RunPaths
 
 PARTS = (
@@ -45,7 +45,7 @@ def look(tmp_path, monkeypatch, answers):
     lost.look()
 
     def later() -> frozenset[int]:
-        now[0] += LOOK_S
+        now[0] += LOST_LOOK_S
         return lost.look()
 
     return later

@@ -10,8 +10,8 @@ import pytest
 
 from yatt.config.site import SiteConfig, load_site
 from yatt.errors import ConfigError
-from yatt.launch.device import device_of
-from yatt.launch.node_check import NodeCheck, Unfit
+from yatt.launch.node.device import device_of
+from yatt.launch.node.node_check import NodeCheck, Unfit
 
 SITE = "interface: lo\n"
 
@@ -90,7 +90,7 @@ import resource, signal, os, pathlib
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 from yatt.config.site import SiteConfig
-from yatt.launch.node_check import NodeCheck
+from yatt.launch.node.node_check import NodeCheck
 path = pathlib.Path({str(tmp_path)!r})
 unfit = NodeCheck(SiteConfig(interface="lo"), (path, path), "cpu", 1, os.environ).run()
 print(unfit.exit_code, unfit.why, list(path.glob("yatt-check-*")))
@@ -100,7 +100,7 @@ print(unfit.exit_code, unfit.why, list(path.glob("yatt-check-*")))
 
 
 def test_memory_that_others_have_left_full(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("yatt.launch.node_check.FREE_S", 0.0)
+    monkeypatch.setattr("yatt.launch.node.node_check.FREE_S", 0.0)
     lines = Path("/proc/meminfo").read_text().splitlines()
     total_mib = int(next(line.split()[1] for line in lines if line.startswith("MemTotal:"))) >> 10
     assert check(tmp_path, SLURM_MEM_PER_NODE="64") is None
@@ -114,7 +114,7 @@ def test_a_look_with_a_defect_of_its_own_costs_no_node(tmp_path: Path, monkeypat
     def broken(_env: object, _address: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("yatt.launch.node_check.own_address", broken)
+    monkeypatch.setattr("yatt.launch.node.node_check.own_address", broken)
     assert check(tmp_path) is None
     assert "the check of its network failed: ZeroDivisionError" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_a_driver_that_does_not_answer_ends_no_controller_in_silence(tmp_path: P
     tool.write_text("#!/bin/sh\nexec sleep 60\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("yatt.launch.device.ANSWER_S", 0.2)
+    monkeypatch.setattr("yatt.launch.node.device.ANSWER_S", 0.2)
     site = SiteConfig(interface="lo")
     unfit = NodeCheck(site, (tmp_path, tmp_path), "auto", 1, os.environ).run()
     assert "nvidia-smi did not answer within 0.2 s" in unfit.why

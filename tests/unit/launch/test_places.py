@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from yatt.adapters.attempt_claim import claim_attempt
-from yatt.adapters.files import publish, sealed
-from yatt.adapters.ledger import ENDED, STARTED, STOP, note
-from yatt.launch import join
-from yatt.launch.join import CLAIMED_S, GRACE_S, SILENT_S, Places, why_over
-from yatt.launch.places import NextLife, claim_life, has_ended, is_under_way, life_in_place, newest_claim
+from yatt.adapters.files.files import sealed_record, write_atomically
+from yatt.adapters.run_folder.attempt_claim import claim_attempt
+from yatt.adapters.run_folder.ledger import ENDED, STARTED, STOP, write_record
+from yatt.launch.attempt import join
+from yatt.launch.attempt.join import CLAIMED_S, GRACE_S, SILENT_S, Places, why_over
+from yatt.launch.node.places import NextLife, claim_life, has_ended, is_under_way, life_in_place, newest_claim
 from yatt.paths import RunPaths
 
 
@@ -36,18 +36,24 @@ class Run:
         self.beats = itertools.count(1)
         for folder in ("lost", "endpoints", "controllers"):
             (self.paths.attempt(self.attempt) / folder).mkdir(parents=True)
-        note(self.paths, self.attempt, STARTED, {"absent": list(absent), "committed": 0})
-        publish(self.paths.all_endpoints(self.attempt), sealed({"addresses": {}}, self.attempt))
+        write_record(self.paths, self.attempt, STARTED, {"absent": list(absent), "committed": 0})
+        write_atomically(
+            self.paths.all_endpoints(self.attempt), sealed_record({"addresses": {}}, self.attempt)
+        )
 
     def beat(self) -> None:
-        publish(self.paths.heartbeat(self.attempt), sealed({"counter": next(self.beats)}, self.attempt))
+        write_atomically(
+            self.paths.heartbeat(self.attempt), sealed_record({"counter": next(self.beats)}, self.attempt)
+        )
 
     def lose(self, node: int, **more: Any) -> None:
         content = {"node": node, "life": 1, "why": "is gone", "goes_on": True, **more}
-        publish(self.paths.lost(self.attempt, node), sealed(content, self.attempt))
+        write_atomically(self.paths.lost(self.attempt, node), sealed_record(content, self.attempt))
 
     def leader_ends(self) -> None:
-        publish(self.paths.controller_record(self.attempt, 0), sealed({"ended": 0}, self.attempt))
+        write_atomically(
+            self.paths.controller_record(self.attempt, 0), sealed_record({"ended": 0}, self.attempt)
+        )
 
 
 def looked(run: Run, places: Places, clock: Clock, seconds: float) -> None:
@@ -111,7 +117,7 @@ def test_nothing_is_taken_of_an_attempt_that_ends_or_has_no_leader(tmp_path: Pat
     places.look()
     assert places.take() is None, "the leader is silent"
     looked(run, places, clock, 100)
-    note(run.paths, 1, STOP, {"reason": "preempted"})
+    write_record(run.paths, 1, STOP, {"reason": "preempted"})
     looked(run, places, clock, 100)
     assert places.take() is None
     assert not is_under_way(run.paths, 1)
@@ -132,17 +138,17 @@ def test_nothing_is_taken_of_an_attempt_that_ends_or_has_no_leader(tmp_path: Pat
 def test_whether_another_attempt_follows(tmp_path: Path, code: int, stop: str, says: str) -> None:
     run = Run(tmp_path)
     if stop:
-        note(run.paths, 1, STOP, {"reason": stop})
+        write_record(run.paths, 1, STOP, {"reason": stop})
     assert why_over(run.paths) == "", "it has not ended"
-    note(run.paths, 1, ENDED, {"exit_code": code})
+    write_record(run.paths, 1, ENDED, {"exit_code": code})
     assert says in why_over(run.paths) and bool(why_over(run.paths)) == bool(says)
 
 
 def test_a_cancelled_run_is_over_once_it_has_saved(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    note(run.paths, 1, STOP, {"reason": join.CANCEL})
+    write_record(run.paths, 1, STOP, {"reason": join.CANCEL})
     assert why_over(run.paths) == ""
-    note(run.paths, 1, ENDED, {"exit_code": 75})
+    write_record(run.paths, 1, ENDED, {"exit_code": 75})
     assert why_over(run.paths) == "the run was cancelled"
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.runs import RunFile, yatt
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
-from yatt.launch import score_trial
-from yatt.launch.score_trial import try_scores
+from yatt.launch.checks import score_trial
+from yatt.launch.checks.score_trial import try_scores
 
 GOOD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -39,7 +39,7 @@ def config_of(folder: Path, text: str, *more: dict[str, Any], **sections: Any) -
         **sections,
     }
     run.write_text(json.dumps(content))
-    return load([run], [])
+    return load_run_config([run], [])
 
 
 def lines_of(config: RunConfig) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_function_that_fails_on_every_row_is_refused_with_place_and_cure(tmp_p
     assert says.endswith("rewards[mine].trial: false starts without a trial.")
 
 
-def test_one_that_fails_on_some_is_told(tmp_path: Path, capfd) -> None:
+def test_a_function_that_fails_on_some_rows_is_told(tmp_path: Path, capfd) -> None:
     text = GOOD.replace("return 1.0", "extra_info['label']\n    return 1.0")
     (line,) = lines_of(config_of(tmp_path, text))
     assert "1 1 failed 1 1" in line
@@ -97,7 +97,7 @@ def test_what_may_be_of_this_machine_or_of_the_text_is_told_and_not_refused(
     assert "yatt: note: rewards[mine]: all " in err and "trial calls failed" in err
 
 
-def test_one_that_is_not_loaded_in_time_is_told_and_the_next_one_is_tried(
+def test_a_function_that_is_not_loaded_in_time_is_told_and_the_next_is_tried(
     tmp_path: Path, capfd, monkeypatch
 ) -> None:
     monkeypatch.setattr(score_trial, "CALL_S", 3.0)
@@ -110,7 +110,9 @@ def test_one_that_is_not_loaded_in_time_is_told_and_the_next_one_is_tried(
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.abort()", "sys.exit()"])
-def test_one_that_ends_its_process_is_told_and_the_next_one_is_tried(tmp_path: Path, capfd, end: str) -> None:
+def test_a_function_that_ends_its_process_is_told_and_the_next_is_tried(
+    tmp_path: Path, capfd, end: str
+) -> None:
     """Not refused: a library may lack what another machine has."""
     other = tmp_path / "other.py"
     other.write_text(GOOD)
@@ -120,7 +122,7 @@ def test_one_that_ends_its_process_is_told_and_the_next_one_is_tried(tmp_path: P
     assert "yatt: note: rewards[mine]: all " in capfd.readouterr().err
 
 
-def test_one_that_hangs_is_ended_and_told_and_the_next_one_is_tried(
+def test_a_function_that_hangs_is_ended_and_told_and_the_next_is_tried(
     tmp_path: Path, capfd, monkeypatch
 ) -> None:
     monkeypatch.setattr(score_trial, "CALL_S", 3.0)
@@ -159,12 +161,12 @@ def test_lists_are_called_as_a_run_does(
     content = json.loads((tmp_path / "run.json").read_text())
     content["rewards"][0].update(settings)
     (tmp_path / "run.json").write_text(json.dumps(content))
-    config = load([tmp_path / "run.json"], [])
+    config = load_run_config([tmp_path / "run.json"], [])
     (found,) = lines_of(config)
     assert found.removeprefix("rewards[mine]: ").startswith(line)
 
 
-def test_an_environment_is_called_too(tmp_path: Path) -> None:
+def test_an_environment_is_called_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(
         "def step(text, episode):\n    return None if text == episode.ground_truth else 'again'\n"
     )
@@ -186,7 +188,7 @@ def test_a_function_without_a_trial_is_not_called(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "run.json").read_text())
     content["rewards"][0]["trial"] = False
     (tmp_path / "run.json").write_text(json.dumps(content))
-    assert lines_of(load([tmp_path / "run.json"], [])) == []
+    assert lines_of(load_run_config([tmp_path / "run.json"], [])) == []
     assert not called.exists()
     assert lines_of(config)
     assert called.exists()

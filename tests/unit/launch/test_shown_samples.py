@@ -9,11 +9,11 @@ from tokenizers import Tokenizer as Fast
 
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.tokenizer import Tokenizer
-from yatt.config.load import load
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.load import load_run_config
 from yatt.errors import ConfigError
-from yatt.launch.input_trial import check_inputs
-from yatt.launch.shown_samples import shown_samples
+from yatt.launch.checks.input_trial import check_inputs
+from yatt.launch.checks.shown_samples import shown_samples
 
 
 def run_of(tmp_path: Path, **data: object) -> RunFile:
@@ -28,7 +28,7 @@ def run_of(tmp_path: Path, **data: object) -> RunFile:
 
 
 def test_prompts_questions_and_lengths(tmp_path: Path) -> None:
-    prompt, question, lengths = shown_samples(load([run_of(tmp_path).write()], []), 1)
+    prompt, question, lengths = shown_samples(load_run_config([run_of(tmp_path).write()], []), 1)
     ids = Tokenizer(str(tmp_path / "policy")).encode("0 plus 3 is")
     place = f"{tmp_path}/train.jsonl: row 1"
     assert prompt == f"{place}: prompt of {len(ids)} tokens:\n  | 0 plus 3 is"
@@ -41,7 +41,7 @@ def test_prompts_questions_and_lengths(tmp_path: Path) -> None:
 
 def test_a_turn_that_ends_with_a_token_that_ends_no_completion_is_told(tmp_path: Path, capsys) -> None:
     """As in base models with a chat template: completions would run on to the length limit."""
-    config = load([run_of(tmp_path).write()], [])
+    config = load_run_config([run_of(tmp_path).write()], [])
     fast = Fast.from_file(str(tmp_path / "policy" / "tokenizer.json"))
     other = next(token for token in fast.get_added_tokens_decoder().values() if token.special).content
     number = fast.token_to_id(other)
@@ -59,12 +59,12 @@ def test_a_turn_that_ends_with_a_token_that_ends_no_completion_is_told(tmp_path:
 
 
 def test_the_share_that_is_skipped(tmp_path: Path) -> None:
-    lengths = shown_samples(load([run_of(tmp_path, max_prompt_tokens=2).write()], []), 1)[-1]
+    lengths = shown_samples(load_run_config([run_of(tmp_path, max_prompt_tokens=2).write()], []), 1)[-1]
     assert "50.0% are longer than data.max_prompt_tokens (2) and are skipped" in lengths
 
 
 def test_a_template_that_does_not_take_a_row_is_a_sentence(tmp_path: Path) -> None:
-    config = load([run_of(tmp_path).write()], [])
+    config = load_run_config([run_of(tmp_path).write()], [])
     (tmp_path / "train.jsonl").write_text('{"prompt": [{"role": "user", "content": "0"}], "answer": "1"}\n')
     (tmp_path / "policy" / "chat_template.jinja").write_text("{{ raise_exception('only tools') }}")
     with pytest.raises(ConfigError, match="only tools"):

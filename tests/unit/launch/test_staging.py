@@ -14,17 +14,17 @@ import pytest
 
 from tests.runs import HANG_S
 from tests.unit.core.test_placement import config
-from yatt.adapters import copied_files, local_copy
-from yatt.adapters.files import read_or_none, unsealed_any
-from yatt.adapters.ledger import ENDED, STOP, note
-from yatt.adapters.staged import load_on_node, note_copies, on_node
+from yatt.adapters.files.files import read_or_none, unsealed_any
+from yatt.adapters.node_local import copied_files, local_copy
+from yatt.adapters.run_folder.ledger import ENDED, STOP, write_record
+from yatt.adapters.run_folder.staged import load_on_node, note_copies, on_node
 from yatt.config.load import resolved_text
 from yatt.config.schema import PlacementSection
 from yatt.config.site import SiteConfig, StageSection, load_site
 from yatt.errors import ConfigError
-from yatt.launch.plan import Resized, effective
-from yatt.launch.staging import Staging, fault_of, sources_of
-from yatt.launch.step import STOP_LOOK_S, _Step
+from yatt.launch.node.staging import Staging, fault_of, sources_of
+from yatt.launch.node.step import STOP_LOOK_S, _Step
+from yatt.launch.resolve.plan import Resized, effective_config
 from yatt.paths import RunPaths
 
 
@@ -82,7 +82,7 @@ def test_without_its_folder_everything_is_read_from_where_it_is(source: str, fol
     assert fault_of(StageSection(folder=folder), {}) == f"stage.folder {folder} cannot be used ({why})"
 
 
-def test_one_that_cannot_be_copied_costs_only_itself(source: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_staged_costs_only_its_copy(source: str, tmp_path: Path) -> None:
     said: list[str] = []
     missing = str(tmp_path / "missing")
     assert list(staging(str(tmp_path), said).run([missing, source])) == [source]
@@ -95,7 +95,7 @@ def test_a_filesystem_that_stands_still_costs_its_limit(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands = threading.Event()
-    monkeypatch.setattr(copied_files, "parts_of", lambda _: [stands.wait(HANG_S)][:0])
+    monkeypatch.setattr(copied_files, "copied_parts", lambda _: [stands.wait(HANG_S)][:0])
     said: list[str] = []
     assert staging(str(tmp_path), said, limit_s=1).run([source]) == {}
     assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from its original place"]
@@ -110,7 +110,7 @@ def test_a_disk_that_stands_still_at_the_end_holds_nobody(
 ) -> None:
     mine, stands, ended = staging(str(tmp_path), []), threading.Event(), list[bool]()
     mine.run([source])
-    monkeypatch.setattr("yatt.launch.staging.CLOSE_S", 0.2)
+    monkeypatch.setattr("yatt.launch.node.staging.CLOSE_S", 0.2)
     monkeypatch.setattr(local_copy.LocalCopies, "release", lambda *_, **__: ended.append(stands.wait(HANG_S)))
     mine.close()
     assert not ended
@@ -118,7 +118,7 @@ def test_a_disk_that_stands_still_at_the_end_holds_nobody(
 
 
 def test_a_defect_costs_a_line(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copied_files, "parts_of", lambda _: raises(ValueError("odd")))
+    monkeypatch.setattr(copied_files, "copied_parts", lambda _: raises(ValueError("odd")))
     said: list[str] = []
     assert staging(str(tmp_path), said).run([source]) == {}
     assert said == [f"{source} is not copied (ValueError: odd); it is read from its original place"]
@@ -132,7 +132,7 @@ def test_a_folder_in_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_copies_what_its_roles_read() -> None:
     run = config(3, 1, 1, 1)
-    run = replace(run, placement=PlacementSection(mode="disaggregated", genrm_slabs=1, trainer_nodes=1))
+    run = replace(run, placement=PlacementSection(mode="disaggregated", genrm_gpu_sets=1, trainer_nodes=1))
     judge = run.genrms[0].model
     policy, data = run.model.path, run.data.train_files
     stage = StageSection(folder="/local")
@@ -181,8 +181,8 @@ def raises(error: Exception) -> bool:
 
 def test_nodes_wait_longer_for_each_other_where_they_copy_first() -> None:
     run = config(1, 1, 1, 0)
-    plain = effective(run, SiteConfig(), Resized())
-    staged = effective(run, SiteConfig(stage=StageSection(folder="/local", limit_s=100)), Resized())
+    plain = effective_config(run, SiteConfig(), Resized())
+    staged = effective_config(run, SiteConfig(stage=StageSection(folder="/local", limit_s=100)), Resized())
     assert staged.launch.start_timeout_s == plain.launch.start_timeout_s + 100
 
 
@@ -202,7 +202,7 @@ def test_the_images_own_step_prints_where_the_copy_is(tmp_path: Path) -> None:
     image.write_bytes(b"image")
     for folder, place in ((str(tmp_path), f"{tmp_path}/yatt-stage-"), ("/proc/nowhere", str(image))):
         section = json.dumps({"folder": folder, "what": ["container"]})
-        argv = ["yatt.launch.staging", section, str(image)]
+        argv = ["yatt.launch.node.staging", section, str(image)]
         done = subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, check=True)
         assert done.stdout.startswith(place)
         assert Path(done.stdout.strip()).read_bytes() == b"image"
@@ -225,7 +225,7 @@ def test_a_stop_of_any_kind_ends_the_copying(step: _Step) -> None:
         signal.sigtimedwait({signal.SIGUSR2}, 10)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     assert not step._is_stopping()
-    note(step.paths, 2, STOP, {"reason": "the time limit is near"})
+    write_record(step.paths, 2, STOP, {"reason": "the time limit is near"})
     assert not step._is_stopping(), "the folder is not looked at all the time"
     step.looked_s -= STOP_LOOK_S
     assert step._is_stopping()
@@ -235,7 +235,7 @@ def test_a_stop_of_any_kind_ends_the_copying(step: _Step) -> None:
 def test_after_a_failed_attempt_the_disk_is_not_trusted(
     step: _Step, source: str, tmp_path: Path, exit_code: int | None, num_copies: int
 ) -> None:
-    note(step.paths, 1, ENDED, {"exit_code": exit_code})
+    write_record(step.paths, 1, ENDED, {"exit_code": exit_code})
     said: list[str] = []
     step._stage(staging(str(tmp_path), said), (source,))
     noted = unsealed_any(read_or_none(step.paths.staged(2, 0))) or {"copies": {}}

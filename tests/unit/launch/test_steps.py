@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.launch.test_findings import site
-from yatt.adapters.slurm import expand_counts
-from yatt.launch.allocation import Allocation, allocation_of
-from yatt.launch.plan import Component
-from yatt.launch.steps import srun_line
+from yatt.adapters.slurm.slurm import expand_counts
+from yatt.launch.node.allocation import Allocation, allocation_of
+from yatt.launch.node.steps import srun_line
+from yatt.launch.resolve.plan import Component
 
 TRAINER = Component(name="trainer", first=0, nodes=2, gpus_per_node=4)
 ENGINES = Component(name="engines", first=2, nodes=1, gpus_per_node=2)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.launch.test_findings import TRAINER, report, site
-from yatt.adapters.shared_folder import Spread
-from yatt.launch.asking import as_arguments, resources
+from yatt.adapters.files.shared_folder import Spread
 from yatt.launch.diagnose.probe import NodeFacts
 from yatt.launch.diagnose.trial import Trial
 from yatt.launch.diagnose.trial_findings import trial_findings
+from yatt.launch.resolve.asking import as_arguments, component_options
 
 GOOD = NodeFacts(
     node="n1", python="3.11.2", gpus=4, cpus=16, granted=16, address="10.0.0.1", unreached=(),
@@ -42,7 +42,8 @@ BOTH = Trial(facts=(GOOD, replace(GOOD, node="n2")), report=report())
 )
 def test_what_the_site_file_asks_for(tmp_path: Path, text: str, asked: str) -> None:
     assert (
-        " ".join(as_arguments(resources(site(tmp_path, text), "trainer", nodes=2, gpus_per_node=4))) == asked
+        " ".join(as_arguments(component_options(site(tmp_path, text), "trainer", nodes=2, gpus_per_node=4)))
+        == asked
     )
 
 

@@ -12,13 +12,8 @@ from tests.unit.launch.test_trial import BOTH, GOOD
 from yatt.launch.diagnose.trial import Trial
 from yatt.launch.diagnose.trial_findings import trial_findings
 from yatt.launch.diagnose.variables import variable_findings
-from yatt.launch.diagnose.versions import (
-    TESTED,
-    Installed,
-    findings_here,
-    installed,
-    version_findings,
-)
+from yatt.launch.diagnose.versions import findings_here, version_findings
+from yatt.launch.folder.installed_versions import TESTED, Installed, versions_here
 
 ROOT = Path(__file__).parents[3]
 SAME = Installed(packages={name: f"{version}+cpu" for name, version in TESTED.items()})
@@ -85,8 +80,8 @@ def test_the_driver_is_compared_with_what_torch_is_built_for(cuda: str, driver: 
 @pytest.mark.parametrize(("text", "version"), [(OPEN, "570.86.15"), (CLOSED, "525.147.05"), ("", "")])
 def test_the_drivers_version_is_read_from_the_kernel(tmp_path: Path, text: str, version: str) -> None:
     (tmp_path / "version").write_text(text)
-    assert installed(tmp_path / "version").driver == version
-    assert installed(tmp_path / "absent").driver == ""
+    assert versions_here(tmp_path / "version").driver == version
+    assert versions_here(tmp_path / "absent").driver == ""
 
 
 def test_nodes_with_the_same_versions_are_named_together(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import pytest
 
 from tests.obs_runs import make_run
 from yatt import clock
-from yatt.adapters import files
-from yatt.adapters.ledger import STOP, note, record
-from yatt.adapters.slurm import Slurm
+from yatt.adapters.files import files
+from yatt.adapters.run_folder.ledger import STOP, record_of_attempt, write_record
+from yatt.adapters.slurm.slurm import Slurm
 from yatt.config.load import load_resolved
 from yatt.config.site import SiteConfig
-from yatt.launch.allocation import Allocation
-from yatt.launch.backends import watch
-from yatt.launch.backends.watch import LOOK_NODES, LOOK_S, POLL_S, AttemptWatch
-from yatt.launch.follower import Followers
-from yatt.launch.plan import Component
+from yatt.launch.attempt import watch
+from yatt.launch.attempt.follower import Followers
+from yatt.launch.attempt.watch import LOOK_NODES, LOOK_S, POLL_S, AttemptWatch
+from yatt.launch.node.allocation import Allocation
+from yatt.launch.resolve.plan import Component
 
 NODES = 512
 
@@ -61,7 +61,7 @@ class Watched:
         self.watch.run()
 
     def stop_noted(self) -> bool:
-        return bool(record(self.paths, 1, STOP))
+        return bool(record_of_attempt(self.paths, 1, STOP))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_warning_is_noted_in_the_next_turn_on_512_nodes(watched: Watched) -> N
 def test_a_request_of_others_is_read_within_half_a_second_on_512_nodes(watched: Watched) -> None:
     known: list[str] = []
     watched.happens = {
-        50: lambda: note(watched.paths, 1, STOP, {"reason": "cancelled"}),
+        50: lambda: write_record(watched.paths, 1, STOP, {"reason": "cancelled"}),
         50 + round(LOOK_S / POLL_S) + 1: lambda: known.append(watched.watch.stop),
     }
     watched.run(60)

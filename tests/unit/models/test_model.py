@@ -7,9 +7,9 @@ import pytest
 import transformers
 
 from tests.tiny_models import make_qwen3
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.errors import ConfigError
-from yatt.launch.preflight import preflight
+from yatt.launch.checks.preflight import check_preflight
 from yatt.models.model import model_of, read_model
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96}
@@ -150,7 +150,7 @@ def test_what_only_the_trainer_would_find_is_found_before_start(
     )
     try:
         with pytest.raises(ConfigError) as caught:
-            preflight(load([run], settings))
+            check_preflight(load_run_config([run], settings))
     finally:
         file.write_text(before)
     assert says in str(caught.value)

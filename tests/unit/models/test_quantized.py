@@ -7,7 +7,7 @@ import torch
 
 from yatt.errors import ConfigError
 from yatt.models.quantized import exported_config, is_quantised, scale_faults, scale_shape, without_scales
-from yatt.weights.convert import dequantised
+from yatt.weights.convert import dequantised_weight
 
 RELEASED = {
     "quant_method": "fp8",
@@ -37,7 +37,7 @@ def test_each_element_is_multiplied_with_its_blocks_scale(shape: tuple[int, int]
     chance = torch.Generator().manual_seed(sum(shape))
     weight = (torch.randn(shape, generator=chance) * 50).to(torch.float8_e4m3fn)
     scales = torch.rand(scale_shape(shape), generator=chance) + 0.01
-    found = dequantised(weight, scales)
+    found = dequantised_weight(weight, scales)
     for row in range(0, shape[0], 29):
         for column in range(0, shape[1], 31):
             scale = scales[row // 128, column // 128].item()
@@ -48,13 +48,13 @@ def test_each_element_is_multiplied_with_its_blocks_scale(shape: tuple[int, int]
 def test_scales_of_another_shape_are_refused() -> None:
     weight = torch.zeros(130, 128).to(torch.float8_e4m3fn)
     with pytest.raises(ConfigError, match=r"has scales of shape \(1, 1\); \(2, 1\) is needed"):
-        dequantised(weight, torch.ones(1, 1))
+        dequantised_weight(weight, torch.ones(1, 1))
 
 
 def test_scales_that_are_not_finite_are_refused() -> None:
     weight = torch.zeros(4, 4).to(torch.float8_e4m3fn)
     with pytest.raises(ConfigError, match="scales that are not finite"):
-        dequantised(weight, torch.tensor([[float("nan")]]))
+        dequantised_weight(weight, torch.tensor([[float("nan")]]))
 
 
 def test_a_weight_without_its_scales_is_named() -> None:

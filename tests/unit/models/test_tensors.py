@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from yatt.models.model import model_of
-from yatt.models.rows import Part, matrix, vector
+from yatt.models.rows import Part, matrix_row, vector_row
 from yatt.models.tensors import hf_shapes, tensor_faults
 
 VALUES = {
@@ -21,9 +21,9 @@ def faults(shapes: dict[str, tuple[int, ...]], *, is_tied: bool = True) -> list[
 
 
 def test_rows_of_one_tensor_are_added_and_each_tensor_has_its_own_shape() -> None:
-    fused = matrix("w", [Part("qkv", 8), Part("qkv", 4), Part("o", 2)], 16)
+    fused = matrix_row("w", [Part("qkv", 8), Part("qkv", 4), Part("o", 2)], 16)
     assert hf_shapes(fused) == {"qkv": (12, 16), "o": (2, 16)}
-    assert hf_shapes(vector("n", "norm", 5)) == {"norm": (5,)}
+    assert hf_shapes(vector_row("n", "norm", 5)) == {"norm": (5,)}
 
 
 def test_the_tensors_of_the_table_are_accepted() -> None:
@@ -42,7 +42,7 @@ def test_the_tensors_of_the_table_are_accepted() -> None:
         ("model.layers.0.self_attn.rotary_emb.inv_freq", (8,), ""),
     ],
 )
-def test_one_tensor_that_is_wrong_is_named(name: str, shape: tuple[int, ...] | None, says: str) -> None:
+def test_a_wrong_tensor_is_named(name: str, shape: tuple[int, ...] | None, says: str) -> None:
     changed = {key: value for key, value in SHAPES.items() if key != name} | ({name: shape} if shape else {})
     found = faults(changed)
     assert (len(found), says in "".join(found)) == (1 if says else 0, True), found

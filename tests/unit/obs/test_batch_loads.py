@@ -5,10 +5,10 @@ import json
 import pytest
 
 from tests.obs_runs import event, make_run
-from yatt.core.engine_model import EngineSpeed
+from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.errors import ConfigError
-from yatt.obs.batch_loads import as_batch_load, read_batch_loads
-from yatt.obs.measured import measured_figures
+from yatt.forecast.measured import measured_figures
+from yatt.obs.story.batch_loads import as_batch_load, read_batch_loads
 from yatt.paths import RunPaths
 
 JUDGE = "genrm:judge"
@@ -42,7 +42,7 @@ def test_figures_are_the_mean_of_the_last_batches_without_those_that_measured_no
     paths = make_run(
         tmp_path, events=events, launch={"nodes": 2, "gpus_per_node": 4}, rollout={"n": 8},
         genrms=[{"name": "judge", "model": "j", "template": "{completion}", "verdict": {"choices": ["1"]}}],
-        placement={"mode": "partial", "genrm_slabs": 2},
+        placement={"mode": "partial", "genrm_gpu_sets": 2},
     )  # fmt: skip
     figures, where = measured_figures(paths)
     assert figures.switch_s == 2.0

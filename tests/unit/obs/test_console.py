@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
-from yatt.obs.console import Console, row_line
 from yatt.obs.metrics import STEP, RowFile
-from yatt.obs.printed_samples import PrintedSamples
-from yatt.obs.view import RunView
+from yatt.obs.story.view import RunView
+from yatt.obs.terminal.console import Console, row_line
+from yatt.obs.terminal.printed_samples import PrintedSamples
 
 
 def test_failed_completions_are_said_where_their_mean_is():

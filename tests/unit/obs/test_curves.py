@@ -1,7 +1,7 @@
 """The curves of a report."""
 
-from yatt.obs.curves import REWARD, reward_chart, small_charts
 from yatt.obs.metrics import CHANGED_INPUTS, STEP
+from yatt.obs.page.curves import REWARD, reward_chart, small_charts
 
 
 def test_efficiency_is_drawn_where_it_is_known() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.obs_runs import make_run
-from yatt.adapters.log_lines import LineFormatter
-from yatt.cli.log_printing import Chosen, print_logs, since_s
+from yatt.adapters.processes.log_lines import LineFormatter
+from yatt.cli.commands.log_printing import Chosen, print_logs, since_s
 from yatt.errors import ConfigError
-from yatt.obs import log_lines
-from yatt.obs.log_lines import LogFile, LogFilter
+from yatt.obs.terminal import log_lines
+from yatt.obs.terminal.log_lines import LogFile, LogFilter
 from yatt.paths import RunPaths
 
 VLLM = "(EngineCore_DP0 pid=17) INFO 11-26 16:40:52 [core.py:93] Initializing"

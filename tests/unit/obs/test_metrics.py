@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from yatt.errors import StaleAttempt
-from yatt.obs.metrics import STEP, RowFile, named, read_rows, unnamed
+from yatt.obs.metrics import STEP, RowFile, read_metric_rows, row_of_strict, strict_row
 
 
 def alive():
@@ -18,7 +18,7 @@ def alive():
 
 
 def steps(path):
-    return [row[STEP] for row in read_rows(path)]
+    return [row[STEP] for row in read_metric_rows(path)]
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def test_rows_that_cannot_be_read_for_a_moment_are_not_taken_for_lost(path, monk
         raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
-        patch.setattr("yatt.adapters.lines.open_regular", failing)
+        patch.setattr("yatt.adapters.files.lines.open_regular", failing)
         RowFile(path, 4, alive)
     assert path.read_bytes() == before
 
 
 @given(st.dictionaries(st.text(max_size=5), st.floats() | st.integers(-(2**63), 2**63 - 1) | st.none()))
 def test_a_row_comes_out_of_strict_json_with_every_number_it_had(row):
-    found = unnamed(msgspec.json.decode(msgspec.json.encode(named(row))))
+    found = row_of_strict(msgspec.json.decode(msgspec.json.encode(strict_row(row))))
     assert found.keys() == row.keys()
     assert all(
         math.isnan(found[key]) if value != value else found[key] == value for key, value in row.items()

@@ -9,20 +9,21 @@ import pytest
 
 from tests.damage import DAMAGES, a_folder, empty, removed, truncated
 from tests.obs_runs import event, make_run, metrics
-from yatt.adapters.lines import Tail, make_ready, read_records
-from yatt.cli import listing, look
+from yatt.adapters.files.lines import Tail, make_ready, read_records
+from yatt.cli import listing
+from yatt.cli.commands import look
+from yatt.cli.commands.log_printing import Chosen, print_logs
+from yatt.cli.commands.look import status
 from yatt.cli.listing import print_runs
-from yatt.cli.log_printing import Chosen, print_logs
-from yatt.cli.look import status
 from yatt.errors import ConfigError
-from yatt.launch.known import known_file, known_runs, remember
-from yatt.obs.console import Console, duration
-from yatt.obs.events import reason_of_end
-from yatt.obs.metrics import STEP, RowFile, read_rows
-from yatt.obs.report import write_report
-from yatt.obs.trackers.follow import Rows
-from yatt.obs.trackers.state import TrackerState
-from yatt.obs.view import RunView
+from yatt.launch.folder.known import known_file, known_runs, remember_run
+from yatt.obs.metrics import STEP, RowFile, read_metric_rows
+from yatt.obs.page.report import write_report
+from yatt.obs.story.events import reason_of_end
+from yatt.obs.story.view import RunView
+from yatt.obs.story.words import duration_in_words
+from yatt.obs.terminal.console import Console
+from yatt.obs.trackers.follow import Rows, TrackerState
 
 EVENTS = (
     event(0, "attempt.start", nodes=1),
@@ -78,7 +79,7 @@ def test_a_damaged_metrics_file_is_gone_on_with(run, damage):
     rows = RowFile(run.metrics, 3, lambda: None)
     rows.append({STEP: 3})
     rows.close()
-    assert read_rows(run.metrics)[-1] == {STEP: 3}
+    assert read_metric_rows(run.metrics)[-1] == {STEP: 3}
     records, skipped = read_records(run.metrics)
     assert skipped == 0 and all(record[STEP] < 3 for record in records[:-1])
 
@@ -105,7 +106,7 @@ def test_what_a_lost_block_left_of_a_line_is_read(tmp_path):
 
 
 def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr("yatt.adapters.lines.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("yatt.adapters.files.lines.MAX_LINE_BYTES", 1000)
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 5000 + b'"}\n{"a": 2}\n')
     assert read_records(path) == ([{"a": 1}, {"a": 2}], 1)
@@ -133,12 +134,12 @@ def test_a_file_cut_anywhere_and_read_as_it_grows_gives_the_same_lines(tmp_path)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_list_of_runs_blocks_neither_list_nor_submit(run, tmp_path, monkeypatch, damage):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    remember(run.root)
+    remember_run(run.root)
     damage(known_file())
     with open(known_file(), "ab") if known_file().is_file() else io.BytesIO() as file:
         file.write(b"/" + b"x" * 5000 + b"\n/a\0b\n")
     known_runs()
-    remember(run.root)
+    remember_run(run.root)
     assert run.root in known_runs()
 
 
@@ -228,7 +229,7 @@ def test_any_number_of_any_column_may_be_any_number(run, capsys, number, seed):
     console.close()
     assert "display failed" not in console._out.getvalue() and len(view.rows) == 8
     assert len(list(Rows(run.metrics, -1).until(math.inf))) == 8
-    assert math.isfinite(view.eta_s() or 0.0) and duration(math.inf) == "inf"
+    assert math.isfinite(view.eta_s() or 0.0) and duration_in_words(math.inf) == "inf"
 
 
 def test_a_number_that_is_not_finite_is_named(run, capsys):
@@ -258,13 +259,13 @@ def test_the_newest_runs_are_listed_and_the_rest_counted(tmp_path, capsys, monke
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for number in range(listing.MOST_KNOWN + 3):
         (tmp_path / f"{number:02}").mkdir()
-        remember(make_run(tmp_path / f"{number:02}", rows=metrics(1)).root)
+        remember_run(make_run(tmp_path / f"{number:02}", rows=metrics(1)).root)
     assert print_runs([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == listing.MOST_KNOWN + 2 and lines[-1] == "and 3 older runs: yatt list --all"
     assert "/03/" in lines[1] and "/22/" in lines[-2]
     assert print_runs([], is_all=True) == 0
     assert len(capsys.readouterr().out.splitlines()) == listing.MOST_KNOWN + 4
-    remember(tmp_path / "00" / "run")  # it was started again
+    remember_run(tmp_path / "00" / "run")  # it was started again
     assert print_runs([]) == 0
     assert "/00/" in capsys.readouterr().out.splitlines()[-2]

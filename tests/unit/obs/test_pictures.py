@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
-from yatt.adapters.ledger import STARTED, note
-from yatt.cli.look import compare, open_view
+from yatt.adapters.run_folder.ledger import STARTED, write_record
+from yatt.cli.commands.look import compare, open_view
 from yatt.errors import ConfigError
-from yatt.launch.surroundings import surroundings
-from yatt.obs.charts import Series, line_chart, smoothed
-from yatt.obs.comparison import unique_names, write_comparison
+from yatt.launch.folder.surroundings import describe_machine
 from yatt.obs.metrics import STEP
-from yatt.obs.report import write_report
-from yatt.obs.screen import BARS, Screen, screen_lines, sparkline
+from yatt.obs.page.charts import Series, line_chart, smoothed_points
+from yatt.obs.page.comparison import unique_names, write_comparison
+from yatt.obs.page.report import write_report
+from yatt.obs.terminal.screen import BARS, Screen, screen_lines, sparkline
 
 
 def test_the_moving_mean_is_of_the_values_around(tmp_path):
     points = [(float(x), float((x * 7919) % 13)) for x in range(100)]
-    found = smoothed(points)
+    found = smoothed_points(points)
     assert [x for x, _ in found] == [x for x, _ in points]
     for index, (_, mean) in enumerate(found):
         reach = min(3, index, 99 - index)
         around = [y for _, y in points[index - reach : index + reach + 1]]
         assert mean == pytest.approx(sum(around) / len(around))
-    assert smoothed(points[:39]) == ()
+    assert smoothed_points(points[:39]) == ()
 
 
 def test_a_long_series_is_faint_below_its_mean_and_the_axis_has_a_title():
@@ -55,7 +55,7 @@ def test_the_screen_fits_and_has_no_control_characters(tmp_path, width, height):
     assert not any(ord(character) < 32 for line in lines for character in line)
     if width == 80 and height == 60:
         assert re.search(r"█+░* 24|█+ 30/24", lines[1]) and "sentence 99" in lines[-1]
-        assert any("and 12 more slabs" in line for line in lines)
+        assert any("and 12 more GPU sets" in line for line in lines)
 
 
 def test_the_bar_shows_share_phase_and_time_left(tmp_path):
@@ -96,8 +96,10 @@ def test_gpus_are_counted_from_the_drivers_files(tmp_path):
         folder = tmp_path / f"0000:0{number}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 18\n")
-    assert surroundings("auto", tmp_path)["gpus"] == {"NVIDIA H100 80GB HBM3": 2, "Tesla T4": 1}
-    assert surroundings("cpu", tmp_path)["gpus"] == surroundings("cuda", tmp_path / "none")["gpus"] == {}
+    assert describe_machine("auto", tmp_path)["gpus"] == {"NVIDIA H100 80GB HBM3": 2, "Tesla T4": 1}
+    assert (
+        describe_machine("cpu", tmp_path)["gpus"] == describe_machine("cuda", tmp_path / "none")["gpus"] == {}
+    )
 
 
 def a_run(tmp_path: Path, name: str, **sections):
@@ -140,10 +142,10 @@ def test_a_report_has_settings_versions_and_machine(tmp_path):
         tmp_path, rows=metrics(3), events=[event(0, "attempt.start", nodes=1)],
         rollout={"n": 7}, logging={"webhook_url": "https://h.example/s3cret"},
     )  # fmt: skip
-    note(paths, 1, STARTED, {"surroundings": surroundings("cpu")})
+    write_record(paths, 1, STARTED, {"surroundings": describe_machine("cpu")})
     page = write_report(paths, None).read_text()
     assert "rollout:\n  n: 7" in page and "total_iterations: 24" in page and "s3cret" not in page
-    found = surroundings("cpu")
+    found = describe_machine("cpu")
     assert f"<tr><td>torch</td><td>{found['versions']['torch']}</td></tr>" in page
     assert f"<td>cores</td><td>{found['cores']}</td>" in page and "<td>GPUs</td><td>none</td>" in page
 
@@ -151,7 +153,7 @@ def test_a_report_has_settings_versions_and_machine(tmp_path):
 @pytest.mark.parametrize("damage", [{}, {"surroundings": 7}, {"surroundings": {"versions": [], "gpus": "x"}}])
 def test_a_record_without_surroundings_costs_only_their_table(tmp_path, damage):
     paths = make_run(tmp_path, rows=metrics(3))
-    note(paths, 1, STARTED, {"pid": 1, **damage})
+    write_record(paths, 1, STARTED, {"pid": 1, **damage})
     assert "Keys that are not defaults" in write_report(paths, None).read_text()
 
 
@@ -161,8 +163,8 @@ def test_a_record_without_surroundings_costs_only_their_table(tmp_path, damage):
 def test_flat_groups_are_explained(tmp_path, share, says, warns):
     rows = [row | {"training/flat_groups": share} for row in metrics(12)]
     page = write_report(make_run(tmp_path, rows=rows), None).read_text()
-    assert ("are flat" in page) == says
-    assert (f'<p class="say warn">{100 * share:.0f}% of the prompt groups' in page) == warns
+    assert ("have identical rewards" in page) == says
+    assert (f'<p class="say warn">In {100 * share:.0f}% of the prompt groups' in page) == warns
 
 
 def test_a_report_has_a_chart_for_wide_and_one_for_narrow_screens(tmp_path):

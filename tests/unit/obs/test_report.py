@@ -6,15 +6,15 @@ import re
 import pytest
 
 from tests.obs_runs import event, make_run, metrics
-from yatt.adapters.ledger import STARTED, note
-from yatt.cli.look import status
+from yatt.adapters.run_folder.ledger import STARTED, write_record
+from yatt.cli.commands.look import status
 from yatt.errors import ConfigError
-from yatt.obs.curves import trend, verdict_on_curves
-from yatt.obs.history import attempts_of, read_events
 from yatt.obs.metrics import STEP
-from yatt.obs.report import write_report
-from yatt.obs.timeline import timeline
-from yatt.obs.view import RunView
+from yatt.obs.page.curves import trend_of, verdict_on_curves
+from yatt.obs.page.report import write_report
+from yatt.obs.page.timeline import draw_timeline
+from yatt.obs.story.history import attempts_of, read_events
+from yatt.obs.story.view import RunView
 
 TWO_ATTEMPTS = (
     event(0, "attempt.start", nodes=1),
@@ -51,7 +51,7 @@ def test_a_failed_attempt_is_told_with_its_reason_escaped(tmp_path):
     page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS))
     assert "failed (exit code 1)" in page
     assert "it broke &lt;b&gt;badly&lt;/b&gt;" in page and "<b>badly" not in page
-    assert "lease of slab n0s0 expired: rollout was not heard of" in page
+    assert "lease of GPU set n0s0 expired: rollout was not heard of" in page
 
 
 def test_attempts_are_folded_with_what_was_open_closed_at_their_last_event(tmp_path):
@@ -91,8 +91,8 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
 def test_hours_count_the_gpus_of_each_attempt_and_not_those_of_absent_nodes(tmp_path):
     commit = event(50, "ckpt.commit", attempt=2, iteration=1, size_bytes=1, seconds=0.5)
     paths = make_run(tmp_path, events=[*TWO_ATTEMPTS, commit], launch={"nodes": 3, "gpus_per_node": 8})
-    note(paths, 1, STARTED, {"absent": []})
-    note(paths, 2, STARTED, {"absent": [2]})
+    write_record(paths, 1, STARTED, {"absent": []})
+    write_record(paths, 2, STARTED, {"absent": [2]})
     assert "0.24, 22% of them useful" in page_of(paths)  # 30 s of 24, 10 s of 16; 9 s sampled
     paths.attempt_config(2).write_text("not: [a config")
     assert "0.24, 22% of them useful" in page_of(paths)
@@ -160,7 +160,7 @@ def test_reward_rising_while_validation_falls_is_said_first():
     ],
 )
 def test_a_trend_is_a_move_and_not_noise(values, way):
-    assert trend(list(enumerate(values))) == way
+    assert trend_of(list(enumerate(values))) == way
 
 
 def test_the_timeline_of_a_very_long_attempt_stays_small_and_shows_who_held_most(tmp_path):
@@ -170,7 +170,7 @@ def test_the_timeline_of_a_very_long_attempt_stays_small_and_shows_who_held_most
         events.append(event(turn, "lease.grant", slab="n0s0", holder=holder, token=turn))
         events.append(event(turn + 0.9, "lease.release", slab="n0s0", holder=holder, token=turn))
     (attempt,) = attempts_of(read_events(make_run(tmp_path, events=events).events)[0])
-    svg = timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
+    svg = draw_timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
     assert abs(svg.count('class="p-trainer"') - 300) <= 1 and abs(svg.count('class="p-rollout"') - 300) <= 1
 
 

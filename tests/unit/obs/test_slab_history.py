@@ -16,9 +16,9 @@ from tests.slab_runs import (
     unfit,
     use,
 )
-from yatt.obs.history import read_events
-from yatt.obs.slab_events import as_batch_use, as_split_choice, split_in_words
-from yatt.obs.slab_history import FLOOR, SPLIT, TAIL, SlabHistory, slab_history
+from yatt.obs.story.history import read_events
+from yatt.obs.story.slab_events import as_batch_use, as_split_choice, split_in_words
+from yatt.obs.story.slab_history import FLOOR, SPLIT, TAIL, SlabHistory, slab_history
 
 
 def history(*events) -> SlabHistory:

@@ -6,18 +6,18 @@ import pytest
 
 from tests.obs_runs import event, make_run
 from tests.slab_runs import JUDGE, MOVING, batch, choice, moved, roles, split_move, tail_move, unfit
-from yatt.cli.look import status
-from yatt.obs.history import attempts_of, read_events
-from yatt.obs.report import write_report
-from yatt.obs.slab_history import slab_history
-from yatt.obs.slabs_part import MOST_ROWS, sentences, slabs_part
-from yatt.obs.timeline import MAX_SLABS, timeline
-from yatt.obs.view import RunView
+from yatt.cli.commands.look import status
+from yatt.obs.page.report import write_report
+from yatt.obs.page.slabs_part import MOST_ROWS, batch_sentences, slabs_part
+from yatt.obs.page.timeline import MAX_SLABS, draw_timeline
+from yatt.obs.story.history import attempts_of, read_events
+from yatt.obs.story.slab_history import slab_history
+from yatt.obs.story.view import RunView
 
 
 def said(*events) -> list[str]:
     found = slab_history(events)
-    return sentences(found, found.newest())
+    return batch_sentences(found, found.newest())
 
 
 def rows_of(html: str) -> list[str]:
@@ -26,7 +26,7 @@ def rows_of(html: str) -> list[str]:
 
 def test_a_run_without_a_batch_says_so(tmp_path):
     page = write_report(make_run(tmp_path), None).read_text()
-    assert "<h2>Slabs</h2>" in page and "No batch was measured yet." in page
+    assert "<h2>GPU sets</h2>" in page and "No batch was measured yet." in page
 
 
 def test_the_sentences_compare_with_no_idle_engine_and_with_the_prediction():
@@ -35,14 +35,14 @@ def test_the_sentences_compare_with_no_idle_engine_and_with_the_prediction():
     assert f"took {25 / 3:.1f} s on average" in found[0] and f"have taken {bound_s:.1f} s" in found[0]
     assert found[1].startswith("These batches took 2% less than predicted (median of 2)")
     assert found[2] == (
-        "Changes of the split: 1. Moves of a slab: 2 near the end of a batch, 1 to another split while a "
+        "Changes of the split: 1. Moves of a GPU set: 2 near the end of a batch, 1 to another split while a "
         "batch was sampled, 0 for a role below its floor; 1 were not carried out."
     )
 
 
 def test_a_fixed_split_has_curves_and_no_moves():
     html = slabs_part(slab_history([batch(1, 1, 10.0, roles(3, 1)), batch(12, 2, 9.0, roles(3, 1, 9.0))]))
-    assert "Idle share of each role" in html and "Slabs of each role" in html
+    assert "Idle share of each role" in html and "GPU sets of each role" in html
     assert "Moves" not in html and "end of the batch" not in html
 
 
@@ -82,7 +82,7 @@ def test_engines_that_could_not_be_built_are_a_warning_with_what_they_need():
 
 def test_the_timeline_shows_the_roles_of_a_slab_that_changes_and_the_engine_that_could_not(tmp_path):
     (attempt,) = attempts_of(read_events(make_run(tmp_path, events=MOVING).events)[0])
-    svg = timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
+    svg = draw_timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
     assert "n1s0: rollout for" in svg and "n1s0: genrm:judge for" in svg
     assert "no engine of genrm:judge can be built on n1s2" in svg
 
@@ -98,7 +98,7 @@ def test_of_very_many_slabs_those_that_change_their_role_are_drawn(tmp_path):
     ]  # fmt: skip
     paths = make_run(tmp_path, events=[event(0, "attempt.start", nodes=1), *grants, *changed])
     (attempt,) = attempts_of(read_events(paths.events)[0])
-    svg = timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
+    svg = draw_timeline(attempt, begin_s=attempt.span.begin_s, end_s=attempt.span.end_s)
     assert f"{last}: genrm:judge for" in svg and ">n1s0<" in svg and f">n1s{MAX_SLABS}<" not in svg
 
 
@@ -110,7 +110,7 @@ def test_the_status_has_the_split_its_last_change_the_last_moves_and_unfit_engin
         "split       genrm:judge 2, rollout 2; last change: rollout 3 to 2, genrm:judge 1 to 2 (7.5 s" in told
     )
     assert "moves       last: n1s0 rollout to genrm:judge (split), n1s1 rollout to genrm:judge (tail)" in told
-    assert "unfit       genrm:judge on n1s2: CUDA <out> of memory" in told
+    assert "not built   genrm:judge on n1s2: CUDA <out> of memory" in told
     status(paths.root, as_json=True)
     summary = json.loads(capsys.readouterr().out)
     assert summary["split"] == {JUDGE: 2, "rollout": 2}

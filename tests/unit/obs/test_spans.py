@@ -5,10 +5,10 @@ import math
 import pytest
 
 from tests.obs_runs import BEGAN_S, event, make_run
-from yatt.adapters.ledger import COMMITTED, ENDED, STARTED, note
-from yatt.core.goodput import RUN, Now, goodput
-from yatt.obs.account import facts_of
-from yatt.obs.spans import AttemptRecord, SpanFold, attempt_spans
+from yatt.adapters.run_folder.ledger import COMMITTED, ENDED, STARTED, write_record
+from yatt.core.figures.goodput import RUN, Now, goodput_seconds
+from yatt.obs.story.account import facts_of
+from yatt.obs.story.spans import AttemptRecord, SpanFold, attempt_spans
 
 
 def wall(at_s: float) -> str:
@@ -27,7 +27,7 @@ def spans_of(events, facts) -> tuple:
 
 
 def spent(events, facts, now=None) -> dict[str, float]:
-    return {name: each for name, each in goodput(spans_of(events, facts), now).items() if each > 1e-6}
+    return {name: each for name, each in goodput_seconds(spans_of(events, facts), now).items() if each > 1e-6}
 
 
 def trained(begin_s: float, attempt: int) -> list[dict]:
@@ -126,15 +126,15 @@ def test_other_nodes_bound_nothing_but_the_longest_of_their_stalls_counts():
     assert (span.begin_s, span.end_s) == (BEGAN_S, BEGAN_S + 20)
     assert [each.stall_s for each in span.phases] == [3.0, 1.5]
     found = spent([*events, event(20, "ckpt.commit", iteration=2, size_bytes=1, seconds=9.0)], {})
-    assert found == {"start-up": 10, "save stall": 1.5, "train": 8.5}, "what is before a rollout is start-up"
+    assert found == {"start-up": 10, "saving": 1.5, "train": 8.5}, "what is before a rollout is start-up"
 
 
 def test_facts_are_read_from_the_ledger_and_damaged_ones_are_missing(tmp_path):
     paths = make_run(tmp_path)
-    note(paths, 1, STARTED, started(2, 1, job="7", restarts=3, submitted="yesterday", launcher={}))
-    note(paths, 1, ENDED, {"exit_code": "one", "committed": None, "wall": 7})
-    note(paths, 1, COMMITTED, {"iteration": 6})
-    note(paths, 2, STARTED, {})
+    write_record(paths, 1, STARTED, started(2, 1, job="7", restarts=3, submitted="yesterday", launcher={}))
+    write_record(paths, 1, ENDED, {"exit_code": "one", "committed": None, "wall": 7})
+    write_record(paths, 1, COMMITTED, {"iteration": 6})
+    write_record(paths, 2, STARTED, {})
     first, second = facts_of(paths)[1], facts_of(paths)[2]
     assert (first.began_s, first.started_s) == (BEGAN_S + 1, BEGAN_S + 2)
     assert (first.job, first.committed, first.is_over, first.exit_code) == ("7", 6, True, None)

@@ -4,12 +4,12 @@ import pytest
 
 from tests.obs_runs import make_run
 from yatt.config.load import load_resolved
-from yatt.config.operation import LoggingSection, tracker_name
+from yatt.config.sections.operation import LoggingSection, tracker_name
 from yatt.errors import ConfigError
-from yatt.launch.completed import completed
-from yatt.launch.user_code import check_trackers
-from yatt.obs.trackers.table import COLUMNS, MOST_CHARS, cells
-from yatt.obs.trackers.tracker import flat
+from yatt.launch.checks.preflight import check_trackers
+from yatt.launch.resolve.completed import completed_config
+from yatt.obs.trackers.table import COLUMNS, MOST_CHARS, table_cells
+from yatt.obs.trackers.tracker import dotted_keys
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_users_file_keeps_its_meaning_in_every_folder(tmp_path, monkeypatch):
     paths = make_run(tmp_path, logging={"trackers": ["tensorboard", "mine/own.py"]})
     config = load_resolved(paths.config)
     monkeypatch.chdir(tmp_path)
-    trackers = completed(config).logging.trackers
+    trackers = completed_config(config).logging.trackers
     assert trackers == ("tensorboard", str(tmp_path / "mine" / "own.py"))
     assert [tracker_name(each) for each in trackers] == ["tensorboard", "own"]
 
@@ -59,7 +59,7 @@ def test_a_users_file_is_read_before_the_start(tmp_path, text, says):
 
 def test_a_config_is_flat_with_the_keys_of_the_command_line():
     config = {"a": {"b": 1, "c": {}}, "d": [{"e": "x"}, {"e": None}], "f": ("p", "q")}
-    assert flat(config) == {"a.b": 1, "a.c": {}, "d.0.e": "x", "d.1.e": None, "f": ("p", "q")}
+    assert dotted_keys(config) == {"a.b": 1, "a.c": {}, "d.0.e": "x", "d.1.e": None, "f": ("p", "q")}
 
 
 def test_a_samples_cells_are_texts_and_numbers_and_long_texts_lose_their_middle():
@@ -67,7 +67,7 @@ def test_a_samples_cells_are_texts_and_numbers_and_long_texts_lose_their_middle(
         "sample": 3, "prompt": "p" * (MOST_CHARS + 10), "scores": {"exact": float("nan")}, "reward": 0.5,
         "ground_truth": ["a", 1], "advantage": None,
     }  # fmt: skip
-    found = dict(zip(COLUMNS, cells(sample), strict=True))
+    found = dict(zip(COLUMNS, table_cells(sample), strict=True))
     assert found["sample"] == 3 and found["reward"] == 0.5 and found["advantage"] is None
     assert found["scores"] == '{"exact": null}' and found["ground_truth"] == '["a", 1]'
     half = "p" * (MOST_CHARS // 2)

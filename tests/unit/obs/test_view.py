@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 from tests.obs_runs import make_run, metrics
-from yatt.cli.look import _print_failure
-from yatt.obs.metrics import STEP, RowFile, completes
-from yatt.obs.rows_seen import RowsSeen
-from yatt.obs.view import RunView
+from yatt.cli.commands.look import _print_failure
+from yatt.obs.metrics import STEP, RowFile, completes_draft
+from yatt.obs.story.rows_seen import RowsSeen
+from yatt.obs.story.view import RunView
 from yatt.paths import RunPaths
 
 
@@ -83,8 +83,8 @@ def test_a_row_that_a_resume_writes_once_more_is_shown_once(tmp_path):
 
 def test_a_row_completes_a_draft_that_it_agrees_with():
     draft = {STEP: 4, "a": 1.0, "nan": math.nan}
-    assert completes({**draft, "timing_s/step": 2.0}, draft) and completes(draft, draft)
-    assert not completes({**draft, "a": 2.0}, draft) and not completes({STEP: 4, "a": 1.0}, draft)
+    assert completes_draft({**draft, "timing_s/step": 2.0}, draft) and completes_draft(draft, draft)
+    assert not completes_draft({**draft, "a": 2.0}, draft) and not completes_draft({STEP: 4, "a": 1.0}, draft)
 
 
 def test_a_view_that_keeps_few_rows_says_what_one_that_keeps_all_does(tmp_path):

@@ -7,8 +7,7 @@ import pytest
 
 from yatt.config.schema import GenRMSection, RewardSection
 from yatt.errors import ConfigError
-from yatt.reward.builtins import exact, gsm8k
-from yatt.reward.functions import ScoredSample, call_reward, load_genrm_function, load_reward
+from yatt.reward.functions import ScoredSample, call_reward, exact, gsm8k, load_genrm_function, load_reward
 from yatt.reward.results import Result
 
 

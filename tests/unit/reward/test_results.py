@@ -30,3 +30,19 @@ def test_a_list_of_them() -> None:
 def test_a_numbers_name_is_printable_and_short() -> None:
     found = read_one({"score": 1, "a\x1b[2J\nb": 2, "long" * 100: 3, "\ud800": 4}).extra
     assert all(name.isprintable() and len(name) <= 100 for name in found) and len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("score", "shown"),
+    [
+        (b"\x89PNG" * 4096, "its score is <16,384 bytes>, not a number"),
+        ("good " * 10_000, "its score is 'good good"),
+        ([[10**6000]], "its score is <list>, not a number"),
+        (({"a\x1b[2J": 1},), r"its score is \(\{'a\\x1b\[2J': 1\},\), not a number"),
+    ],
+)
+def test_a_score_that_is_none_is_shown_short_and_printable(score: Any, shown: str) -> None:
+    with pytest.raises(ValueError, match=shown) as found:
+        read_one(score)
+    assert len(str(found.value)) < 300
+    assert str(found.value).isprintable()

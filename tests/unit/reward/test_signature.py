@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from yatt.config.load import load
+from yatt.config.load import load_run_config
 from yatt.config.schema import GenRMSection, RewardSection, VerdictSection
 from yatt.errors import ConfigError
-from yatt.launch.user_code import check_function
+from yatt.launch.checks.preflight import check_function
 from yatt.reward.signature import GENRM, TRL, VERL, VERL_LISTS, check_parameters
 
 RUN = """
@@ -86,7 +86,7 @@ def test_calls_follow_the_section(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         f"{RUN}data: {{train_files: [{data}]}}\nrewards: [{{name: e, path: 'builtin:exact'}}]\n"
     )
-    config = load([tmp_path / "run.yaml"], [])
+    config = load_run_config([tmp_path / "run.yaml"], [])
     check_function(config, RewardSection(name="a", path=str(path), function="good", kwargs={"beta": 2}))
     check_function(config, RewardSection(name="a", path=str(path), function="trl", style="trl"))
     with pytest.raises(ConfigError, match=r"rewards\[a\].function: good of .*mine.py needs a parameter beta"):

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from yatt.adapters.user_module import load_module
+from yatt.adapters.inputs.user_module import load_module
 
 TEXT = """
 import multiprocessing

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from yatt.trainer.grouped_product import grouped_product, product_is_right, together
+from yatt.trainer.mcore.grouped_product import grouped_product, product_is_right, stacked_matrices
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -15,7 +15,7 @@ def test_a_grouped_product_is_each_groups_product(dtype, is_view):
     flat = torch.randn(4 * 96, generator=generator).to(dtype)
     views = [flat[96 * i : 96 * i + 64].view(8, 8) for i in range(4)]
     matrices = [(view if is_view else view.clone()).requires_grad_() for view in views]
-    assert (together(matrices).data_ptr() == flat.data_ptr()) is is_view
+    assert (stacked_matrices(matrices).data_ptr() == flat.data_ptr()) is is_view
     weights = torch.randn(16, 8, generator=generator).to(dtype)
     results = []
     for product in (

@@ -7,7 +7,7 @@ import pytest
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, Layer, Shape
-from yatt.trainer.layout import check_layout, end_stages
+from yatt.trainer.mcore.layout import check_layout, end_stages
 
 LAYER = Layer(
     attention=GroupedAttention(num_heads=6, num_kv_heads=2, head_dim=8, has_qk_norm=True),

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.integration.trainer.conftest import child_environment
-from yatt.trainer import logprobs
-from yatt.trainer.logprobs import VocabularyShard, chunk_rows, token_logprobs
+from yatt.trainer.forward import logprobs
+from yatt.trainer.forward.logprobs import VocabularyShard, chunk_rows, token_logprobs
 
 
 class _Alone:
@@ -75,7 +75,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.unit.trainer.test_logprobs import _Alone
-from yatt.trainer.logprobs import VocabularyShard, token_logprobs
+from yatt.trainer.forward.logprobs import VocabularyShard, token_logprobs
 
 num_rows, num_entries, size = 2048, 65536, 64
 

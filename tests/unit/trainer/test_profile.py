@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from yatt.config.profile import ProfileSection
-from yatt.trainer.profile import ProfileFiles, RankProfiler, recorded_micro_batches
+from yatt.config.sections.profile import ProfileSection
+from yatt.trainer.update.profile import ProfileFiles, RankProfiler, recorded_micro_batches
 
 SECTION = ProfileSection(kinds=("torch",), iterations=(2, 4))
 NUM_TICKS, RECORDED = 5, 2

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.trainer.test_layout_rules import LAYER, MIXED, SHAPE
-from yatt.config.load import load
-from yatt.config.training import TrainerSection
+from yatt.config.load import load_run_config
+from yatt.config.sections.training import TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.shape import Experts, LatentAttention
-from yatt.trainer.layout import check_layout
-from yatt.trainer.recompute import recompute_settings
+from yatt.trainer.mcore.layout import check_layout
+from yatt.trainer.mcore.recompute import recompute_settings
 
 LATENT = LatentAttention(num_heads=6, q_rank=8, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)
 EXPERTS = Experts(num_experts=4, top_k=2, size=20, normalizes=True)
@@ -71,4 +71,4 @@ def test_the_switch_of_older_versions_is_refused_with_the_words_to_write(tmp_pat
     (tmp_path / "run.yaml").write_text(f"trainer:\n  recompute: {value}\n")
     says = f"run.yaml:2: trainer.recompute: {value.capitalize()} is not one of 'none', 'selective', 'full'"
     with pytest.raises(ConfigError, match=says):
-        load([tmp_path / "run.yaml"], [])
+        load_run_config([tmp_path / "run.yaml"], [])

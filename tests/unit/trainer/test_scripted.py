@@ -9,17 +9,17 @@ import sys
 import pytest
 
 from tests.runs import environment
-from yatt.adapters.host_segment import STATE
-from yatt.checkpoint.pieces import ITEM_BYTES
-from yatt.models.rows import Part, WeightRow, matrix, vector
+from yatt.adapters.node_local.host_segment import STATE
+from yatt.checkpoint.commit.pieces import ITEM_BYTES
+from yatt.models.rows import Part, WeightRow, matrix_row, vector_row
 from yatt.trainer.scripted.layout import ModelShare, laid_out
-from yatt.trainer.scripted.state import BLOCK_ELEMENTS, STATE_BYTES, elements, state_after, state_in
+from yatt.trainer.scripted.state import BLOCK_ELEMENTS, STATE_BYTES, state_after, state_elements, state_in
 
 DTYPES = ["float32", "bfloat16"]
 
 
 def made(key: str, dtype: str, state: bytes, first: int, count: int) -> bytes:
-    return b"".join(elements(key, dtype, state, first, count))
+    return b"".join(state_elements(key, dtype, state, first, count))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,10 +49,10 @@ def test_a_state_depends_on_each_part_and_on_their_borders() -> None:
 
 
 ROWS = [
-    matrix("embedding", [Part("embed", 101)], 32),
-    matrix("fc1", [Part("gate", 24), Part("up", 24)], 32),
-    matrix("qkv", [Part("q", 16), Part("k", 4), Part("v", 4)], 32, groups=2),
-    vector("norm", "norm", 7),
+    matrix_row("embedding", [Part("embed", 101)], 32),
+    matrix_row("fc1", [Part("gate", 24), Part("up", 24)], 32),
+    matrix_row("qkv", [Part("q", 16), Part("k", 4), Part("v", 4)], 32, groups=2),
+    vector_row("norm", "norm", 7),
 ]
 
 
@@ -106,6 +106,6 @@ def test_large_rows_are_cut_into_pieces() -> None:
     assert len(pieces) == 9 and {piece.size_bytes for piece in pieces} == {16 << 20}
 
 
-def test_it_imports_no_torch() -> None:
+def test_the_scripted_trainer_imports_no_torch() -> None:
     program = "import sys, yatt.trainer.main, yatt.trainer.scripted.rank; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)

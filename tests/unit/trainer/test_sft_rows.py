@@ -7,9 +7,9 @@ import pytest
 import transformers
 
 from tests.tiny_models import make_scripted_model
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_as
-from yatt.config.sft import SftConfig, sft_rules
+from yatt.config.sections.sft import SftConfig, sft_rules
 from yatt.errors import ConfigError
 from yatt.trainer.sft_rows import read_examples
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from yatt.control.rollouts.groups import new_group
-from yatt.core.rewards import Shaping
+from yatt.control.rollouts.groups.groups import new_group
+from yatt.core.samples.rewards import Shaping
 from yatt.records.message import SampleFact, pack_floats, pack_ids, unpack_floats
-from yatt.trainer.stats import batch_metrics, sample_advantages
+from yatt.trainer.forward.stats import batch_metrics, sample_advantages
 
 LONGEST = 4
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.integration.trainer.varlen_kernel import fails, varlen_attn
-from yatt.planning import activations
-from yatt.trainer import varlen
+from yatt.forecast.memory import activations
+from yatt.trainer.attention import varlen
 
 LENGTHS = (16, 16, 8, 48)
 CPU = torch.device("cpu")
@@ -122,5 +122,5 @@ def test_without_a_kernel_nothing_suits():
 
 
 def test_plans_count_with_the_same_widest_head():
-    """`yatt.planning` cannot import torch."""
+    """`yatt.forecast.memory` cannot import torch."""
     assert activations.MOST_HEAD_SIZE == varlen.MOST_HEAD_SIZE

@@ -12,10 +12,10 @@ import pytest
 from tests.host_copies import BYTES, FILES, Trainer, versions_in
 from tests.runs import HANG_S
 from tests.unit.config.test_upload_limit import config as config_of
-from yatt.adapters.files import Buffer
-from yatt.adapters.host_segment import Stamp
-from yatt.checkpoint.local_tier import LocalTier, UnfinishedFile
-from yatt.checkpoint.store import FolderStore, Written
+from yatt.adapters.files.files import Buffer
+from yatt.adapters.node_local.host_segment import Stamp
+from yatt.checkpoint.local.local_tier import LocalTier, UnfinishedFile
+from yatt.checkpoint.store.store import FolderStore, Written
 from yatt.errors import StoreUnreachable
 from yatt.records.message import ShardFile, Upload
 from yatt.uploader import local_files, snapshot as snapshot_module

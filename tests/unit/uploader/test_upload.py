@@ -8,9 +8,9 @@ import pytest
 
 from tests.host_copies import BYTES, FILES, PIECES, Trainer, versions_in
 from tests.runs import HANG_S
-from yatt.adapters.files import Buffer
-from yatt.adapters.host_segment import AREAS, WEIGHTS, Stamp, plan_path
-from yatt.checkpoint.store import FolderStore, Written
+from yatt.adapters.files.files import Buffer
+from yatt.adapters.node_local.host_segment import AREAS, WEIGHTS, Stamp, plan_path
+from yatt.checkpoint.store.store import FolderStore, Written
 from yatt.errors import StoreUnreachable, WorkerFailed
 from yatt.records.message import PlannedPiece
 from yatt.uploader import snapshot as snapshot_module, upload as upload_module
@@ -141,7 +141,7 @@ def test_a_host_copy_that_changes_without_notice_is_never_uploaded(tmp_path: Pat
 
 
 def believes_any_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("yatt.adapters.host_segment.SegmentReader.is_still", lambda *_: True)
+    monkeypatch.setattr("yatt.adapters.node_local.host_segment.SegmentReader.is_still", lambda *_: True)
 
 
 def looks_before_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:

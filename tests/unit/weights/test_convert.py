@@ -7,7 +7,7 @@ import transformers
 from tests.property.test_boxes import dim_of
 from yatt.errors import ConfigError
 from yatt.models.model import model_of, read_model
-from yatt.weights.convert import HFTensors, cut_shard, fuse, join_shards, pick
+from yatt.weights.convert import HFTensors, cut_shard, fuse_tensors, join_shards, pick_tensors
 
 SIZES = {
     "hidden_size": 32,
@@ -32,11 +32,11 @@ def test_every_tensor_of_the_model_goes_in_and_comes_out_bit_for_bit(kind, size)
     ours, source = model_of(CONFIGS[kind]), model.state_dict()
     back = {}
     for row in ours.rows:
-        full, dim = fuse(row, [source[name] for name in row.hf_names]), dim_of(row)
+        full, dim = fuse_tensors(row, [source[name] for name in row.hf_names]), dim_of(row)
         assert tuple(full.shape) == row.full_shape
         shards = [cut_shard(row, full, dim, rank=rank, size=size) for rank in range(size)]
         joined = join_shards(row, shards, dim)[: full.shape[0]]
-        back |= dict(zip(row.hf_names, pick(row, joined), strict=True))
+        back |= dict(zip(row.hf_names, pick_tensors(row, joined), strict=True))
     wanted = {name for name in source if not (ours.shape.is_tied and name == "lm_head.weight")}
     assert set(back) == wanted
     assert [name for name in wanted if not torch.equal(back[name], source[name])] == []

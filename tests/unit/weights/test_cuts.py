@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from yatt.models.rows import Part, matrix, vector
+from yatt.models.rows import Part, matrix_row, vector_row
 from yatt.weights.convert import cut_of, cut_shard
 
-MATRIX = matrix("decoder.layers.0.mlp.linear_fc1.weight", [Part("gate", 8), Part("up", 8)], 12)
-BACK = matrix("decoder.layers.0.mlp.experts.3.linear_fc2.weight", [Part("down", 12)], 8)
+MATRIX = matrix_row("decoder.layers.0.mlp.linear_fc1.weight", [Part("gate", 8), Part("up", 8)], 12)
+BACK = matrix_row("decoder.layers.0.mlp.experts.3.linear_fc2.weight", [Part("down", 12)], 8)
 
 
 def marked(shape: tuple[int, ...], dim: int) -> torch.nn.Parameter:
@@ -24,8 +24,8 @@ def marked(shape: tuple[int, ...], dim: int) -> torch.nn.Parameter:
         (MATRIX, (8, 12), 0),
         (BACK, (12, 4), 1),
         (BACK, (12, 8), None),
-        (vector("norm", "norm", 12), (12,), None),
-        (vector("bias", "bias", 12), (6,), 0),
+        (vector_row("norm", "norm", 12), (12,), None),
+        (vector_row("bias", "bias", 12), (6,), 0),
     ],
 )
 def test_sizes_say_what_is_cut(row, shape, expected) -> None:
@@ -40,6 +40,6 @@ def test_sizes_say_what_is_cut(row, shape, expected) -> None:
 def test_a_padded_vocabulary_is_cut() -> None:
     from dataclasses import replace
 
-    row = replace(matrix("embedding.word_embeddings.weight", [Part("embed", 63)], 4), is_padded=True)
+    row = replace(matrix_row("embedding.word_embeddings.weight", [Part("embed", 63)], 4), is_padded=True)
     assert cut_of(row, marked((32, 4), 0)) == 0
     assert cut_of(row, marked((63, 4), 0)) is None

@@ -9,8 +9,8 @@ import torch
 
 from tests.tiny_models import publish_tensors
 from tests.unit.weights.test_registered_memory import Cuda
-from yatt.adapters.host_segment import Stamp, segment_path, weight_plan_path
-from yatt.engine.published import read_publication
+from yatt.adapters.node_local.host_segment import Stamp, segment_path, weight_plan_path
+from yatt.engine.weights.published import read_publication
 from yatt.errors import WorkerFailed
 from yatt.weights import published as module
 from yatt.weights.published import PublishedWeights

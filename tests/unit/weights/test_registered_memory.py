@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from yatt.adapters.host_segment import SegmentReader, SegmentWriter
+from yatt.adapters.node_local.host_segment import SegmentReader, SegmentWriter
 from yatt.weights.registered_memory import READ_ONLY_FLAGS, WRITABLE_FLAGS, MemoryRegistrar
 
 ALREADY_REGISTERED, NOT_REGISTERED, NOT_MAPPED, NOT_SUPPORTED = 712, 713, 1, 801
@@ -68,7 +68,7 @@ def test_memory_of_dropped_host_copies_is_given_back_once_and_before_it_is_unmap
     assert (cuda.error, caplog.records) == (0, [])
 
 
-def test_it_is_given_back_when_its_owner_ends_even_if_a_view_lives_longer(tmp_path):
+def test_registered_memory_is_given_back_when_its_owner_ends_even_if_a_view_lives_longer(tmp_path):
     cuda = Cuda()
     segment = SegmentWriter(tmp_path / "segment", 4096)
     view = data_of(segment)[64:]

@@ -1,6 +1,8 @@
-"""Carries out the decisions of `yatt.core.lease` and `yatt.core.shared_slab` for each slab of one node.
+"""Carries out the decisions of `yatt.core.gpus.lease` and `yatt.core.gpus.shared_slab` for each slab of one
+node.
 
-The decisions are pure. This module has their effects: release requests, signals, memory checks. Tokens rise
+The decisions are pure. This module has their effects: release requests, signals, memory checks, and waits
+until a slab is free or held by the wanted role (`Settling`). Tokens rise
 within an attempt. Workers do not outlive their controller, so tokens of two attempts are never compared.
 """
 
@@ -11,24 +13,82 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.process import END
-from yatt.control.gpus.settling import Settling
-from yatt.control.gpus.slab_processes import SlabProcesses
-from yatt.control.gpus.supervisor import Supervisor
-from yatt.control.gpus.worker_plan import Worker
+from yatt.adapters.net.deadline import while_moving
+from yatt.adapters.processes.process import END
+from yatt.control.gpus.memory_check import SlabProcesses
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core import lease as rules, shared_slab as sharing
-from yatt.core.lease import SlabLease, Stage, Timing
-from yatt.core.liveness import AwakeClock
-from yatt.core.placement import TRAINER, Slab
-from yatt.core.shared_slab import ForEngine, OfEngine, SharedSlab
+from yatt.core.gpus import lease as rules, shared_slab as sharing
+from yatt.core.gpus.lease import SlabLease, Stage, Timing
+from yatt.core.gpus.placement import TRAINER, Slab
+from yatt.core.gpus.shared_slab import ForEngine, OfEngine, SharedSlab
+from yatt.core.requests.liveness import AwakeClock
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 
 TICK_S = 0.1
 LEAST_MOVED_BYTES_PER_S = 1 << 30
 """Slowest rate at which a holder moves its memory to the host when it falls asleep, if every page is
 allocated and locked for it anew, as vLLM does for weights that it keeps (2 to 5 GB/s; not measured by us)."""
+
+
+class Settling:
+    """The waits for one node's slabs.
+
+    Args:
+        lease: returns a slab's state.
+        is_awake: whether a role holds a slab and its workers are awake.
+        work: returns the progress of this node's workers.
+    """
+
+    def __init__(
+        self, lease: Callable[[Slab], SlabLease], is_awake: Callable[[Slab, str], bool],
+        work: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._lease, self._is_awake, self._work = lease, is_awake, work
+        self._waiting: dict[asyncio.Future[None], tuple[Slab, str]] = {}
+
+    async def wait(self, slab: Slab, role: str, deadline_s: float) -> bool:
+        """Waits until the slab is free (role '') or `role` is awake on it; returns False if another role is
+        wanted meanwhile.
+
+        Raises:
+            WorkerFailed: the slab is quarantined.
+            DeadlineExceeded: neither happened, and there was no progress on this node for that long.
+        """
+        while not self._is_over(slab, role):
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[over] = slab, role
+            try:
+                await while_moving(over, deadline_s, self._work)
+            except TimeoutError:
+                raise DeadlineExceeded(self._late(slab, role, deadline_s)) from None
+            finally:
+                del self._waiting[over]
+        lease = self._lease(slab)
+        if lease.stage is Stage.QUARANTINED:
+            raise WorkerFailed(f"GPU set {slab.name} is quarantined: {lease.cause}")
+        return lease.wanted == role
+
+    def announce(self) -> None:
+        """Ends the waits whose condition is now true."""
+        for over, (slab, role) in self._waiting.items():
+            if not over.done() and self._is_over(slab, role):
+                over.set_result(None)
+
+    def _is_over(self, slab: Slab, role: str) -> bool:
+        lease = self._lease(slab)
+        if lease.stage is Stage.QUARANTINED or lease.wanted != role:
+            return True
+        return self._is_awake(slab, role) if role else lease.stage is Stage.FREE
+
+    def _late(self, slab: Slab, role: str, waited_s: float) -> str:
+        lease = self._lease(slab)
+        return (
+            f"GPU set {slab.name}: '{role or 'nobody'}' does not hold it after {waited_s:g} s; it is "
+            f"{lease.stage.value} by '{lease.holder}'. {lease.cause}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +275,7 @@ class Arbiter:
                 self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
                 # The trainer needs a shared slab in its phase, so the run cannot continue without it. An
                 # engine node leaves the run.
-                self._failed(f"slab {slab.name} is quarantined: {cause}", EXIT_FAILED)
+                self._failed(f"GPU set {slab.name} is quarantined: {cause}", EXIT_FAILED)
 
     def _perform_on(self, slab: Slab, lease: SlabLease, action: ForEngine) -> None:
         """Carries out an action on one engine of several, unless their grant has ended meanwhile."""

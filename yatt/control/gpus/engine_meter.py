@@ -6,9 +6,9 @@ from dataclasses import replace
 from yatt import clock
 from yatt.control.gpus.arbiter import Holding
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.supervisor import Supervisor
-from yatt.control.gpus.worker_plan import Worker
-from yatt.core.placement import TRAINER, Slab
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker
+from yatt.core.gpus.placement import TRAINER, Slab
 from yatt.records.load import StepSums, SwitchCost
 
 

@@ -1,10 +1,10 @@
 """The awake engines of one node, and the requests that run in them.
 
-This is the second of two stages (`yatt.core.dispatch`). The router of a trainer node assigns each request to
-a node (`yatt.control.rollouts.router`); `LocalEngines` assigns it to an engine. If an engine dies, its
-requests fail, and the router sends them again with the same seed. If an engine is put to sleep, its requests
-are returned: completions go on elsewhere with the tokens that they have, other requests are sent again
-without counting a retry.
+This is the second of two stages (`yatt.core.requests.dispatch`). The router of a trainer node assigns each
+request to a node (`yatt.control.rollouts.router`); `LocalEngines` assigns it to an engine. If an engine dies,
+its requests fail, and the router sends them again with the same seed. If an engine is put to sleep, its
+requests are returned: completions go on elsewhere with the tokens that they have, other requests are sent
+again without counting a retry.
 """
 
 import asyncio
@@ -12,14 +12,16 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from yatt.adapters.channel import Channel
+from yatt.adapters.net.channel import Channel
 from yatt.config.check import engine_roles, max_num_seqs
 from yatt.config.schema import RunConfig
-from yatt.core.dispatch import Dispatch
-from yatt.core.placement import ROLLOUT, Slab
+from yatt.control.gpus.prepared_requests import MediaUnusable, PreparedRequests
+from yatt.core.gpus.placement import ROLLOUT, Slab
+from yatt.core.requests.dispatch import Dispatch
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 from yatt.records.load import SlabLoad
@@ -51,7 +53,7 @@ class _Engine:
 @dataclass(slots=True)
 class _Request:
     role: str
-    sample: m.Sample
+    sample: m.SampleRequest
     future: "asyncio.Future[m.Completed]"
     engine: str = ""
     is_aborted: bool = False
@@ -74,12 +76,17 @@ class LocalEngines:
         self._dispatch = Dispatch(patience=0)  # the requesting node decides about retries
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Future[None]] = set()
+        self._prepared: PreparedRequests | None = None
         self.version = 0
         """A counter that rises whenever the room of this node's engines changes."""
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
         """Registers a function, called with a role whenever the room of its engines here has changed."""
         self._subscribers.append(changed)
+
+    def prepare_with(self, prepared: PreparedRequests) -> None:
+        """Sets what prepares the pictures of requests, in runs that have some."""
+        self._prepared = prepared
 
     def _changed(self, role: str) -> None:
         for changed in self._subscribers:
@@ -88,8 +95,8 @@ class LocalEngines:
     async def add(
         self, address: str, role: str, slab: Slab, token: int, *, takes_requests: bool = True
     ) -> None:
-        """Adds an engine's process that is awake under `token`. One that takes no requests is of use by that:
-        how often its engine ends without a completion is counted at rank 0."""
+        """Adds an engine's process that is awake under `token`. A follower rank takes no requests: rank 0
+        counts the failures of the whole engine."""
         self._leaving.pop(address, None)
         self._engines[address] = _Engine(address, role, slab, token, takes_requests)
         if not takes_requests:
@@ -192,7 +199,7 @@ class LocalEngines:
         else:
             self._end(key, error=Bounced(f"{request.engine} was put to sleep"))
 
-    async def complete(self, role: str, sample: m.Sample) -> m.Completed:
+    async def complete(self, role: str, sample: m.SampleRequest) -> m.Completed:
         """Runs one request in a local engine of `role`.
 
         Raises:
@@ -206,14 +213,34 @@ class LocalEngines:
         future: asyncio.Future[m.Completed] = asyncio.get_running_loop().create_future()
         self._requests[key] = _Request(role, sample, future)
         self._count(role, sample, 1)
-        group = f"{sample.request_id.partition('/')[0]}/{sample.group}" if sample.group else ""
-        self._dispatch.submit(key, role, group, sample.suspicion)
-        await self._pump()
         try:
+            if sample.media and self._prepared is not None:
+                await self._prepare(key, self._prepared)
+            if key in self._requests:  # not aborted meanwhile
+                group = f"{sample.request_id.partition('/')[0]}/{sample.group}" if sample.group else ""
+                self._dispatch.submit(key, role, group, sample.suspicion)
+                await self._pump()
             return await future
         except asyncio.CancelledError:
             await self._abandon(key)
             raise
+
+    async def _prepare(self, key: str, prepared: PreparedRequests) -> None:
+        """Has the pictures of a request prepared, unless it ends meanwhile."""
+        request = self._requests[key]
+        task = asyncio.ensure_future(prepared.with_prepared(request.sample))
+        try:
+            either: set[asyncio.Future[Any]] = {task, request.future}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not request.future.done():
+                request.sample = task.result()
+        except MediaUnusable as error:
+            self._end(key, completed=_refused_media(request.sample, str(error)))
+        except WorkerFailed as error:
+            self._end(key, error=error)
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # the request may have ended before it failed
 
     async def abort(self, role: str, origin: str, request_ids: tuple[str, ...] = ()) -> None:
         """Aborts the requests of `origin` in the role's engines: all, or only `request_ids`. Each completes
@@ -264,13 +291,17 @@ class LocalEngines:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _count(self, role: str, sample: m.Sample, change: int) -> None:
+    def _count(self, role: str, sample: m.SampleRequest, change: int) -> None:
         self._num_all[role] += change
         self._num_of[role, sample.request_id.partition("/")[0]] += change
 
 
 def _none_left(role: str) -> Bounced:
     return Bounced(f"no engine of {role} is left here")
+
+
+def _refused_media(sample: m.SampleRequest, error: str) -> m.Completed:
+    return msgspec.structs.replace(nothing_yet(sample.request_id), finish_reason=m.MEDIA_FAULT, error=error)
 
 
 def nothing_yet(key: str) -> m.Completed:

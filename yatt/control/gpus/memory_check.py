@@ -4,23 +4,77 @@ The device decides which of two measurements is used: NVML with GPUs, resident m
 worker's *sleeping memory* is the memory that it kept after the first sleep that followed work of its role (an
 update, a completion): communicators and workspaces come with that. From then on the value is fixed: later
 growth is a leak and prevents a grant. Engines on CPU are the exception: their sleep frees nothing, so their
-sleeping memory is the memory that they had when they fell asleep.
+sleeping memory is the memory that they had when they fell asleep. `SlabProcesses` also sends the signals.
 """
 
 import math
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
 from yatt import clock
-from yatt.adapters.memory import ProcessGroups
-from yatt.adapters.nvml import Nvml, Occupancy, process_name, sees_host_pids
-from yatt.control.gpus.supervisor import Supervisor
-from yatt.control.gpus.worker_plan import Worker
+from yatt.adapters.machine.memory import ProcessGroups
+from yatt.adapters.machine.nvml import Nvml, Occupancy, process_name, sees_host_pids
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core.lease import MemoryChecked
-from yatt.core.placement import TRAINER, Slab
+from yatt.core.gpus.lease import MemoryChecked
+from yatt.core.gpus.placement import TRAINER, Slab
 from yatt.errors import WorkerFailed
+
+
+class SlabProcesses:
+    """Signals and measures the processes on slabs. While a killed process is not reaped, no measurement finds
+    its GPUs free."""
+
+    def __init__(self, node: Node, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._memory_check = memory_check_for(node, supervisor)
+        self._doomed: set[str] = set()
+
+    def awake(self, slab: Slab, role: str) -> list[Worker]:
+        """Returns the running workers of a role on a slab that have not been put to sleep."""
+        return [w for w in self._supervisor.of(role, slab) if w.is_running and not w.is_asleep]
+
+    def signal(self, workers: list[Worker], number: signal.Signals) -> None:
+        """Sends a signal to the process groups of running workers."""
+        for worker in workers:
+            if worker.child is None:  # its start is abandoned; then it has ended
+                worker.is_unwanted = True
+                continue
+            worker.child.signal_group(number)
+            if number is signal.SIGKILL:
+                self._doomed.add(worker.address)
+
+    def purge(self, slab: Slab, spare: str) -> None:
+        """Kills the workers of every role but `spare` whose memory keeps the slab from being free."""
+        for role in {worker.role for worker in self._memory_check.offenders(slab, spare)}:
+            self.signal([w for w in self._supervisor.of(role, slab) if w.is_running], signal.SIGKILL)
+
+    def learn(self, slab: Slab, role: str) -> None:
+        """Records the sleeping memory of a role's workers that have just gone to sleep."""
+        for worker in self._supervisor.of(role, slab):
+            if worker.is_asleep:
+                self._memory_check.learn(worker)
+
+    def movable_bytes(self, slab: Slab, role: str) -> int:
+        """Returns the most bytes of one GPU that the role's workers may have to move to the host to sleep."""
+        return self._memory_check.movable_bytes(slab, self.awake(slab, role))
+
+    def weigh(self, worker: Worker) -> int:
+        """Returns the bytes that a worker uses now, measured as for this node's device."""
+        return self._memory_check.weigh(worker)
+
+    def measured(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
+        """Measures whether `gpus` of the slab are free for the role `wanted`; '': for no role."""
+        dying = [
+            w for w in self._supervisor.workers.values()
+            if w.slab == slab and w.address in self._doomed and w.is_running and set(w.gpus) & set(gpus)
+        ]  # fmt: skip
+        if dying:
+            return MemoryChecked(False, f"{', '.join(w.name for w in dying)} is being killed")
+        return self._memory_check.check(slab, wanted, gpus)
 
 
 class MemoryCheck(Protocol):
@@ -87,7 +141,7 @@ class SlotMemoryCheck:
     def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
         """Checks each sleeping worker separately."""
         for worker, used, allowed in self._over(slab, wanted, gpus):
-            return MemoryChecked(False, keeps(worker, used, allowed))
+            return MemoryChecked(False, excess_message(worker, used, allowed))
         return MemoryChecked(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
@@ -182,19 +236,19 @@ class GpuMemoryCheck:
         workers, slack = self._all(slab, gpus), self._node.config.lease.slack_bytes
         strangers = self._strangers(seen)
         if strangers:
-            return MemoryChecked(False, f"on slab {slab.name} there is {strangers}; it is not of this run")
+            return MemoryChecked(False, f"on GPU set {slab.name} there is {strangers}; it is not of this run")
         held = self._held(seen, workers)
         for worker in workers:
             used, allowed = held.get(worker.address, 0), self._allowed(worker, gpus) + slack
             if worker.role != wanted and used > allowed:
-                return MemoryChecked(False, keeps(worker, used, allowed))
+                return MemoryChecked(False, excess_message(worker, used, allowed))
         expected = self._base(gpus) + slack
         expected += sum(
             max(self._allowed(w, gpus), held.get(w.address, 0) if w.role == wanted else 0) for w in workers
         )
         if seen.used_bytes > expected:
-            return MemoryChecked(False, f"{seen.used_bytes >> 20} MiB are in use on slab {slab.name}, where "
-                                f"all that sleeps may keep {expected >> 20} MiB")  # fmt: skip
+            in_use = f"{seen.used_bytes >> 20} MiB are in use on GPU set {slab.name}"
+            return MemoryChecked(False, f"{in_use}, where all that sleeps may keep {expected >> 20} MiB")
         return MemoryChecked(True)
 
     def offenders(self, slab: Slab, wanted: str) -> list[Worker]:
@@ -252,7 +306,7 @@ class GpuMemoryCheck:
         )
 
 
-def keeps(worker: Worker, used: int, allowed: int) -> str:
+def excess_message(worker: Worker, used: int, allowed: int) -> str:
     """Returns the message about a sleeping worker that keeps too much memory."""
     assert worker.child is not None, "only running workers are measured"
     return (

@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from yatt.adapters.host_memory import available_bytes, weights_bytes
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.machine.host_memory import available_bytes, weights_bytes
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import RunConfig
-from yatt.control.gpus.worker_plan import Worker
+from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core.placement import ROLLOUT, Slab, genrm_role
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, Slab, genrm_role
+from yatt.obs.story.events import EventLog
 
 PROCESS_BYTES = 1 << 30
 """Host memory of an engine's process beside weights and KV cache: libraries, and on GPUs the driver."""
@@ -84,7 +84,7 @@ class UnfitEngines:
             return ""
         if available >= needed:
             return ""
-        sizes = f"{needed >> 20} MiB of host memory on this slab; {available >> 20} MiB"
+        sizes = f"{needed >> 20} MiB of host memory on this GPU set; {available >> 20} MiB"
         return f"{role} needs {sizes} are available"
 
     def _is_first(self, worker: Worker) -> bool:

@@ -12,18 +12,18 @@ from typing import TypeVar
 import msgspec
 
 from yatt import clock
-from yatt.adapters.channel import RequestWatch
 from yatt.control.gpus.engines import LocalEngines
-from yatt.control.gpus.publications import LocalPublication, Publications, added
-from yatt.control.gpus.supervisor import Supervisor
+from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.gpus.unfit import UnfitEngines
-from yatt.control.gpus.worker_plan import Worker
+from yatt.control.gpus.weights.publications import LocalPublication, Publications, sum_of_boxes
 from yatt.control.node import Node
-from yatt.core.first_use import WakeFailures
-from yatt.core.placement import ROLLOUT, TRAINER, Slab
-from yatt.core.weight_check import allowed_difference, mean_difference
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.gpus.weight_check import allowed_difference, mean_difference
+from yatt.core.requests.delivery import RequestWatch
+from yatt.core.requests.first_use import WakeFailures
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, SyncMismatch, WorkerFailed
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.records import message as m
 
 A = TypeVar("A", bound=m.Message)
@@ -157,7 +157,7 @@ class Workers:
         answers = await self.order_trainers(m.Publish(policy_version=policy_version, probe=probe))
         size_bytes = sum(answer.size_bytes for answer in answers)
         self._events.emit("weights.publish", policy_version=policy_version, size_bytes=size_bytes)
-        sums = added(answer.sums for answer in answers)
+        sums = sum_of_boxes(answer.sums for answer in answers)
         return msgspec.structs.replace(answers[0], size_bytes=size_bytes, sums=sums)
 
     async def sync(self) -> None:
@@ -209,6 +209,12 @@ class Workers:
             "weights.check", worker=worker.address, policy_version=published.policy_version,
             difference=mean, allowed=allowed, num_compared=answer.num_compared,
         )  # fmt: skip
+        if not answer.num_readable and config.rollout.engine != "scripted":
+            raise SyncMismatch(
+                f"{worker.name}: no tensor of policy version {published.policy_version} can be compared: the "
+                "engine has none of the published names with their shapes and dtypes. See docs/runbook.md, "
+                "'Sync mismatch'."
+            )
         if not answer.differing and mean <= allowed:
             return
         raise SyncMismatch(
@@ -258,7 +264,7 @@ class Workers:
             if worker.address != address:
                 raise WorkerFailed(f"{worker.name} has ended meanwhile; it is started again")
             if worker.role != TRAINER and self._is_granted(worker, token):
-                assert worker.slab is not None, "engines live on slabs"
+                assert worker.slab is not None, "engines live on GPU sets"
                 place = worker.address, worker.role, worker.slab
                 await self._engines.add(*place, token, takes_requests=worker.takes_requests)
                 self._unfit.proved(worker.slab, worker.role)

@@ -1,4 +1,4 @@
-"""The leader's alarms: emits events for the alarms that `yatt.core.alarms` finds in the metrics.
+"""The leader's alarms: emits events for the alarms that `yatt.core.figures.alarms` finds in the metrics.
 
 They have no saved state. A resumed attempt reads the rows that the run has so far and reports the active
 alarms again, so they are those of an uninterrupted run. Rows that are missing in ``metrics.jsonl`` can only
@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from yatt.config.schema import RunConfig
-from yatt.core.alarms import AlarmState, Begins, Change, Dropped, Rules, step
-from yatt.obs.events import EventLog
+from yatt.core.figures.alarms import AlarmState, Begins, Change, Dropped, Rules, step
+from yatt.obs.story.events import EventLog
 
 
 class Alarms:
     """Watches the rows of one attempt."""
 
     def __init__(self, config: RunConfig, events: EventLog) -> None:
-        self._rules, self._events = rules_of(config), events
+        self._rules, self._events = alarm_rules(config), events
         self._state = AlarmState()
 
     def resume(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -46,7 +46,7 @@ class Alarms:
                 self._events.emit("alarm.end", alarm=change.alarm.value, iteration=change.iteration)
 
 
-def rules_of(config: RunConfig) -> Rules:
+def alarm_rules(config: RunConfig) -> Rules:
     """Returns the rules of a run's alarms."""
     algorithm = config.algorithm
     return Rules(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 
-from yatt.adapters.patience import exit_code_of
+from yatt.adapters.files.patience import exit_code_of
 from yatt.control.leader.inbox import Inbox
 from yatt.errors import EXIT_FAILED, WorkerFailed, YattError
 

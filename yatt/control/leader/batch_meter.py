@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from yatt.config.check import engines_per_slab, max_num_seqs
-from yatt.control.leader.measured import BatchLengths
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.slabs.measured import BatchLengths
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.node import Node
-from yatt.core.efficiency import engine_metrics, memory_metrics
+from yatt.core.figures.efficiency import engine_metrics, memory_metrics
 from yatt.errors import YattError
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
 from yatt.records.moves import LoadAnswer, LoadQuery
 from yatt.records.usage import NodeMemory

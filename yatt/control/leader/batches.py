@@ -1,23 +1,131 @@
 """The leader's part of sampling: orders to trainer nodes, and the batches that they report.
 
 A batch is the prompt groups of one iteration. The sampling track decides when it is sampled.
+
+`yatt.core.phases.sampling_track` decides when batches are sampled and weights are loaded. The acts of the
+training track (`yatt.control.leader.phase_work`) wait here for what they need. Without credit
+(`rollout.ahead: 0`) a batch is sampled while training waits for it; with credit also while it trains.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from yatt import clock
 from yatt.config.schema import RunConfig
 from yatt.control.leader.background import Background
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.sampling_track import SamplingTrack, TrackWork
-from yatt.control.leader.slabs import Slabs
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.node import Node
-from yatt.core.phases import Phase
-from yatt.core.placement import ROLLOUT, Holders
-from yatt.core.prompts import share
-from yatt.core.sampling_track import TrackRules
-from yatt.obs.events import EventLog
+from yatt.core.gpus.placement import ROLLOUT, Holders
+from yatt.core.phases import sampling_track as core
+from yatt.core.phases.phases import Phase
+from yatt.core.phases.sampling_track import Track, TrackRules
+from yatt.core.samples.prompts import share_of_shard
+from yatt.errors import WorkerFailed, YattError
+from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackWork:
+    """The work of the track.
+
+    Attributes:
+        sample: samples a batch, or what it lacks, by a policy version; returns whether it is whole.
+        load: makes the engines load a policy version.
+    """
+
+    sample: Callable[[int, int], Awaitable[bool]]
+    load: Callable[[int], Awaitable[None]]
+
+
+class SamplingTrack:
+    """The sampling track of one attempt."""
+
+    def __init__(self, rules: TrackRules, work: TrackWork, background: Background) -> None:
+        self._rules, self._work, self._background = rules, work, background
+        self._track = Track()
+        self._waiting: asyncio.Future[core.Grant] | None = None
+
+    # ---- asked by the training track ------------------------------------------------------------
+
+    def resumed(self, iteration: int) -> None:
+        """Begins after this iteration."""
+        self._step(core.TrackResumed(iteration))
+
+    async def batch(self, iteration: int) -> bool:
+        """Waits until the iteration's batch is sampled; returns whether it lacks groups.
+
+        Raises:
+            WorkerFailed: the run ends early.
+        """
+        return (await self._granted(core.WantBatch(iteration))).again
+
+    async def may_publish(self) -> None:
+        """Waits until weights may change; engines load none until `published`."""
+        await self._ask(core.WantPublishing())
+
+    async def published(self, version: int) -> None:
+        """Has the engines load this version: without credit at once, else after their present batch."""
+        await self._ask(core.VersionPublished(version))
+
+    async def quiet(self) -> None:
+        """Waits until engines have the newest version and sample nothing, until `quiet_is_over`.
+
+        Raises:
+            WorkerFailed: the run ends early.
+        """
+        await self._granted(core.WantQuiet())
+
+    def quiet_is_over(self) -> None:
+        """Lets the engines sample again."""
+        self._step(core.QuietOver())
+
+    def stop(self) -> bool:
+        """Begins nothing more; returns whether a batch is being sampled."""
+        self._step(core.EndSampling())
+        return bool(self._track.sampling)
+
+    async def _granted(self, event: core.Event) -> core.Grant:
+        grant = await self._ask(event)
+        if grant.is_stopped:
+            raise WorkerFailed("sampling has ended, because the run ends early")
+        return grant
+
+    async def _ask(self, event: core.Event) -> core.Grant:
+        waiting: asyncio.Future[core.Grant] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
+        self._step(event)
+        return await waiting
+
+    # ---- what follows ---------------------------------------------------------------------------
+
+    def _step(self, event: core.Event) -> None:
+        self._track, actions = core.step(self._track, event, self._rules)
+        for action in actions:
+            match action:
+                case core.SampleBatch():
+                    self._background.spawn(self._sample(action))
+                case core.LoadVersion(version):
+                    self._background.spawn(self._load(version))
+                case core.Grant() if self._waiting is not None and not self._waiting.done():
+                    self._waiting.set_result(action)
+
+    async def _sample(self, order: core.SampleBatch) -> None:
+        if self._track.is_stopped:  # nodes were told to end before they were told to begin
+            return
+        try:
+            is_whole = await self._work.sample(order.batch, order.version)
+        except YattError:
+            if self._track.is_stopped:  # it was broken off
+                return
+            raise
+        self._step(core.Sampled(order.batch, is_whole))
+
+    async def _load(self, version: int) -> None:
+        await self._work.load(version)
+        self._step(core.Loaded(version))
 
 
 @dataclass(slots=True)
@@ -86,7 +194,7 @@ class BatchSampling:
         orders = [
             c.Advance(
                 iteration=iteration, policy_version=iteration - 1,
-                target=share(size, shard=index, num_shards=num_shards, first=first),
+                target=share_of_shard(size, shard=index, num_shards=num_shards, first=first),
                 roles=tuple(sorted(set(holders.values()))),
             )
             for index in range(num_shards)

@@ -5,7 +5,7 @@ import math
 from collections import deque
 
 from yatt import clock
-from yatt.core import phases
+from yatt.core.phases import phases
 
 
 class Inbox:

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from yatt import clock
-from yatt.adapters.writer import BackgroundWriter
+from yatt.adapters.files.writer import BackgroundWriter
 from yatt.control.leader.alarms import Alarms
 from yatt.control.node import Node
-from yatt.control.rollouts.groups import is_flat
-from yatt.core.alarms import FLAT_GROUPS
-from yatt.core.efficiency import per_token_ms, update_metrics_of
-from yatt.core.goodput import OTHER, step_metrics
-from yatt.core.phases import Phase
+from yatt.control.rollouts.groups.groups import is_flat
+from yatt.core.figures.alarms import FLAT_GROUPS
+from yatt.core.figures.efficiency import per_token_ms, update_metrics_of
+from yatt.core.figures.goodput import OTHER, step_metrics
+from yatt.core.phases.phases import Phase
 from yatt.obs.metrics import STEP, VALIDATIONS, RowFile
 from yatt.records import cluster as c
 from yatt.records.usage import largest_usage

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from yatt.adapters.deadline import while_moving
+from yatt.adapters.net.deadline import while_moving
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.core.lives import is_own_mistake
+from yatt.core.attempts.lives import is_own_mistake
 from yatt.errors import EXIT_EXCLUDED, EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.cluster import GrantSlabs, PeerJoined, PeerLost, Quit, Roster, StartWorkers

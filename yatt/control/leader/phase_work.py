@@ -10,32 +10,32 @@ from typing import Any
 import msgspec
 
 from yatt import clock
-from yatt.adapters.attempt_claim import check_newest
-from yatt.adapters.patience import patiently
-from yatt.adapters.thread_call import call_in_thread
-from yatt.checkpoint.manifest_format import Manifest
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.run_folder.attempt_claim import check_newest
+from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.config.schema import ValidationSection
-from yatt.control.gpus.publications import added
+from yatt.control.gpus.weights.publications import sum_of_boxes
 from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.batches import Batch, BatchSampling
-from yatt.control.leader.commits import Commits
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
-from yatt.control.leader.restoring import Restoring, Resumed
+from yatt.control.leader.saves.commits import Commits
+from yatt.control.leader.saves.restoring import Restoring, Resumed
 from yatt.control.node import Node
-from yatt.core import phases
-from yatt.core.balance import Cost, CostFit, plan_iteration
-from yatt.core.phases import Acted, Phase
-from yatt.core.placement import ROLLOUT, dp_lead_ranks
+from yatt.core.gpus.placement import ROLLOUT, dp_lead_ranks
+from yatt.core.phases import phases
+from yatt.core.phases.phases import Acted, Phase
+from yatt.core.samples.balance import Cost, CostFit, plan_iteration
 from yatt.errors import EXIT_FINISHED
 from yatt.obs.metrics import (
     CHANGED_INPUTS,
     FAILED_SHARE,
     STEP,
     RowFile,
-    completes,
-    named,
-    read_rows,
+    completes_draft,
+    read_metric_rows,
+    strict_row,
     validation_of,
 )
 from yatt.records import cluster as c
@@ -119,9 +119,9 @@ class PhaseWork:
         if found.adopted and not found.is_local:
             await self._commits.note(found.iteration)
         paths, guard = self._node.paths, self._check_newest
-        before = await self._patiently(partial(read_rows, paths.metrics))
+        before = await self._patiently(partial(read_metric_rows, paths.metrics))
         file = await self._patiently(partial(RowFile, paths.metrics, found.iteration, guard))
-        whole = [row for row in before if found.adopted and completes(row, found.row)]
+        whole = [row for row in before if found.adopted and completes_draft(row, found.row)]
         row = whole[-1] if whole else {**validation_of(before, found.iteration), **found.row}
         self._row.resume(file, row, written=before, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
@@ -137,7 +137,7 @@ class PhaseWork:
 
     async def _patiently(self, work: Callable[[], Any]) -> Any:
         """Runs `work` in a thread, with retries: only claims and commits may fail an attempt at once."""
-        return await call_in_thread(partial(patiently, work))
+        return await call_in_thread(partial(with_retries, work))
 
     async def _publish(self, policy_version: int) -> None:
         await self.slabs.ready()
@@ -147,7 +147,7 @@ class PhaseWork:
         answers = await self._clients.ask_trainer_nodes(order)
         take = c.TakeWeights(
             policy_version=policy_version, probe=probe, probe_logprobs=answers[0].probe_logprobs,
-            rounding=answers[0].rounding, sums=added(answer.sums for answer in answers),
+            rounding=answers[0].rounding, sums=sum_of_boxes(answer.sums for answer in answers),
         )  # fmt: skip
         engine_nodes = sorted(self._node.placement.pools[ROLLOUT])
         await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))
@@ -254,7 +254,7 @@ class PhaseWork:
             iteration=iteration, attempt=self._node.attempt, parent=self._checkpoints.parent,
             run_id=config.run.id, config_hash=self._node.config_hash, files=(), nodes=(),
             common=msgspec.Raw(next(node.common for node in taken if node.common != b"{}")),
-            row=named(self._row.values), unwritten=tuple(map(named, self._row.unwritten)),
+            row=strict_row(self._row.values), unwritten=tuple(map(strict_row, self._row.unwritten)),
             inputs=dict(self._node.inputs) or msgspec.UNSET,
         )  # fmt: skip
         size_bytes = sum(node.size_bytes for node in taken)

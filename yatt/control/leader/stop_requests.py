@@ -5,13 +5,13 @@ import logging
 import math
 from functools import partial
 
-from yatt.adapters.ledger import STOP, note, record
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.run_folder.ledger import STOP, record_of_attempt, write_record
 from yatt.control.leader.inbox import Inbox
 from yatt.control.node import Node
-from yatt.core.outcome import BY_HAND
+from yatt.core.attempts.outcome import BY_HAND
 from yatt.errors import YattError
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 
 _LOG = logging.getLogger(__name__)
 CHECK_S = 0.25
@@ -43,9 +43,11 @@ class StopRequests:
     async def _note(self, reason: str) -> None:
         node = self._node
         try:
-            noted = await call_in_thread(partial(record, node.paths, node.attempt, STOP))
+            noted = await call_in_thread(partial(record_of_attempt, node.paths, node.attempt, STOP))
             if not noted:  # else it is a cancel, which stays one
-                await call_in_thread(partial(note, node.paths, node.attempt, STOP, {"reason": reason}))
+                await call_in_thread(
+                    partial(write_record, node.paths, node.attempt, STOP, {"reason": reason})
+                )
         except (OSError, YattError) as error:  # the run stops anyway, and counts as failed
             _LOG.warning("the launcher is not told of the signal: %s", error)
 
@@ -54,7 +56,7 @@ class StopRequests:
         node, told = self._node, ""
         while True:
             try:
-                found = await call_in_thread(partial(record, node.paths, node.attempt, STOP))
+                found = await call_in_thread(partial(record_of_attempt, node.paths, node.attempt, STOP))
             except OSError:  # read again later
                 found = {}
             if found and found["reason"] != told:

@@ -1,4 +1,4 @@
-"""The dead-man's switch of one controller on Slurm; the rules are in `yatt.core.deadman`.
+"""The dead-man's switch of one controller on Slurm; the rules are in `yatt.core.attempts.deadman`.
 
 The leader increments its heartbeat, a counter in the shared folder. Every other controller watches this
 counter and the messages of the leader.
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from yatt import clock
-from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed_any
-from yatt.adapters.ledger import STARTED, newest_attempt, record
-from yatt.adapters.requeue import Requeue
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.files.files import make_within, read_or_none, sealed_record, unsealed_any, write_atomically
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.run_folder.ledger import STARTED, newest_attempt, record_of_attempt
+from yatt.adapters.slurm.requeue import Requeue
 from yatt.control.node import Node
-from yatt.core import deadman as rules
-from yatt.core.deadman import Action
+from yatt.core.attempts import deadman as rules
+from yatt.core.attempts.deadman import Action
 from yatt.errors import StaleAttempt
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,9 @@ async def write_heartbeat(paths: RunPaths, attempt: int, period_s: float = HEART
     for counter in itertools.count(1):
         try:
             await call_in_thread(partial(make_within, paths.root, path.parent))
-            await call_in_thread(partial(publish, path, sealed({"counter": counter}, attempt)))
+            await call_in_thread(
+                partial(write_atomically, path, sealed_record({"counter": counter}, attempt))
+            )
         except OSError as error:
             _LOG.warning("the leader's heartbeat cannot be written: %s", error)
         await asyncio.sleep(period_s)
@@ -99,7 +101,7 @@ class DeadMan:
         heartbeat = unsealed_any(read_or_none(paths.heartbeat(attempt)))
         if heartbeat is not None:
             return int(heartbeat["counter"])
-        return 0 if record(paths, attempt, STARTED) else None
+        return 0 if record_of_attempt(paths, attempt, STARTED) else None
 
     async def _do(self, action: Action, observer: rules.Observer) -> rules.Event:
         match action:

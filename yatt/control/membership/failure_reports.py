@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from yatt.errors import YattError
-from yatt.obs.events import EventLog
+from yatt.obs.story.events import EventLog
 from yatt.records.cluster import FailureReport
 
 

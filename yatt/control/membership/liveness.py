@@ -12,7 +12,7 @@ from collections.abc import Callable
 from yatt import clock
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
-from yatt.core import liveness as rules
+from yatt.core.requests import liveness as rules
 from yatt.records.cluster import Alive
 from yatt.records.load import NodeLoad
 
@@ -44,7 +44,7 @@ class Liveness:
 
     def _watch_again(self, index: int) -> None:
         """Watches a newcomer; it has just sent a message."""
-        self._watched = rules.again(self._watched, index, grace_s=0.0)
+        self._watched = rules.watch_again(self._watched, index, grace_s=0.0)
 
     def _watch(self) -> rules.Watched:
         node = self._node

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from yatt import clock
-from yatt.adapters.attempt_claim import check_newest
-from yatt.adapters.files import read_or_none, unsealed
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.files.files import read_or_none, record_in
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.adapters.run_folder.attempt_claim import check_newest
 from yatt.errors import Excluded, FolderGone
 from yatt.paths import RunPaths
 
@@ -63,7 +63,7 @@ async def watch_newer_attempt(
             if num_gone >= GONE_CHECKS:
                 raise FolderGone(f"{paths.root} is gone: somebody removed or moved it")
             await call_in_thread(partial(check_newest, paths, attempt))
-            lost = unsealed(await call_in_thread(partial(read_or_none, paths.lost(attempt, node))), attempt)
+            lost = record_in(await call_in_thread(partial(read_or_none, paths.lost(attempt, node))), attempt)
         except OSError as error:
             _LOG.warning("the run folder cannot be read: %s", error)
             lost = None

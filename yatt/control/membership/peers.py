@@ -1,4 +1,4 @@
-"""Connections to the other controllers, the set of lost nodes, and newcomers (`yatt.core.phases`).
+"""Connections to the other controllers, the set of lost nodes, and newcomers (`yatt.core.phases.phases`).
 
 A connection is opened when something is sent over it for the first time: of N nodes, only pairs that exchange
 messages have one, not all N x N.
@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from yatt.adapters.channel import Channel, RequestWatch
-from yatt.core.peer_name import peer_name
+from yatt.adapters.net.channel import Channel
+from yatt.core.requests.delivery import RequestWatch
+from yatt.core.requests.peer_name import peer_name
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 from yatt.records.codec import encode_body

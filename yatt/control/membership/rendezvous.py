@@ -16,14 +16,14 @@ from typing import TypeVar
 import zmq
 
 from yatt import clock
-from yatt.adapters.channel import Channel, Handler, ProgressOf
-from yatt.adapters.curve import CurveKeys, Socket, calling_socket, listening_socket, tcp
-from yatt.adapters.files import make_within, publish, read_or_none, sealed, unsealed
-from yatt.adapters.patience import patiently
-from yatt.adapters.thread_call import call_in_thread
+from yatt.adapters.files.files import make_within, read_or_none, record_in, sealed_record, write_atomically
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.net.channel import Channel, Handler, ProgressOf
+from yatt.adapters.net.curve import CurveKeys, Socket, calling_socket, listening_socket, tcp_address
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.membership.peers import Dial
 from yatt.control.node import Node
-from yatt.core.peer_name import peer_name
+from yatt.core.requests.peer_name import peer_name
 from yatt.errors import DeadlineExceeded
 
 POLL_S = 0.05
@@ -54,7 +54,7 @@ class Rendezvous:
     dial: Dial
 
 
-async def meet(
+async def meet_peers(
     node: Node, context: zmq.Context[Socket], handler: Handler, progress: ProgressOf
 ) -> Rendezvous:
     """Opens this node's server socket for peers, and waits until every node has one.
@@ -69,19 +69,19 @@ async def meet(
         StaleAttempt: a node found a newer attempt.
     """
     keys = CurveKeys(node.paths.keys)
-    socket = listening_socket(context, tcp(node.host, "*"), keys)
+    socket = listening_socket(context, tcp_address(node.host, "*"), keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     channel = Channel(socket, attempt=node.attempt)
     own = node.paths.endpoint(node.attempt, node.index)
 
     def tell() -> None:
         make_within(node.paths.root, own.parent)
-        publish(own, sealed({"address": address, "node": node.index}, node.attempt))
+        write_atomically(own, sealed_record({"address": address, "node": node.index}, node.attempt))
 
     try:
         if not node.is_newcomer:
             await _patiently(tell)
-        addresses = await gathered(node) if node.is_leader else await awaited(node)
+        addresses = await gathered_addresses(node) if node.is_leader else await awaited_addresses(node)
     except BaseException:
         await channel.close()
         raise
@@ -98,7 +98,7 @@ async def meet(
     return Rendezvous(channel, address, dial)
 
 
-async def gathered(node: Node) -> dict[int, str]:
+async def gathered_addresses(node: Node) -> dict[int, str]:
     """Gathers every present node's address, and publishes all of them; the leader's part.
 
     Raises:
@@ -111,13 +111,13 @@ async def gathered(node: Node) -> dict[int, str]:
             break
         await wait.turn(found.keys())
     content = {"addresses": {str(index): found[index] for index in sorted(found)}}
-    whole = sealed(content, node.attempt)
-    await _patiently(partial(publish, node.paths.all_endpoints(node.attempt), whole))
+    whole = sealed_record(content, node.attempt)
+    await _patiently(partial(write_atomically, node.paths.all_endpoints(node.attempt), whole))
     return found
 
 
 async def _patiently(work: Callable[[], T]) -> T:
-    result: T = await call_in_thread(partial(patiently, work))
+    result: T = await call_in_thread(partial(with_retries, work))
     return result
 
 
@@ -127,26 +127,26 @@ def _new_addresses(node: Node, known: frozenset[int], num_turns: int) -> dict[in
     A shared filesystem may show an old listing for long, so now and then every missing file is opened.
     """
     by_name = num_turns % OPEN_ALL_EVERY == OPEN_ALL_EVERY - 1
-    due = (node.present if by_name else published(node)) - known
+    due = (node.present if by_name else published_nodes(node)) - known
     records = {
-        i: unsealed(read_or_none(node.paths.endpoint(node.attempt, i)), node.attempt) for i in sorted(due)
+        i: record_in(read_or_none(node.paths.endpoint(node.attempt, i)), node.attempt) for i in sorted(due)
     }
     return {index: record["address"] for index, record in records.items() if record is not None}
 
 
-async def awaited(node: Node) -> dict[int, str]:
+async def awaited_addresses(node: Node) -> dict[int, str]:
     """Waits for the addresses that the leader publishes; the part of the other nodes.
 
     Raises:
         DeadlineExceeded: they were not published in time.
     """
     wait, path = _Wait(node), node.paths.all_endpoints(node.attempt)
-    while (record := unsealed(await _patiently(partial(read_or_none, path)), node.attempt)) is None:
+    while (record := record_in(await _patiently(partial(read_or_none, path)), node.attempt)) is None:
         await wait.turn(())
     return {int(index): address for index, address in record["addresses"].items()}
 
 
-def published(node: Node) -> set[int]:
+def published_nodes(node: Node) -> set[int]:
     """Returns the nodes of this attempt with a published address; makes one listing of a folder."""
     folder = node.paths.all_endpoints(node.attempt).parent
     stems = (name.removesuffix(".json") for name in os.listdir(folder))
@@ -166,7 +166,7 @@ class _Wait:
         self.num_turns += 1
         passed_s = clock.monotonic_s() - self._began_s
         if passed_s > limit_s:
-            missing = node.present - (set(found) or published(node))
+            missing = node.present - (set(found) or published_nodes(node))
             listed = ", ".join(f"node{index}" for index in sorted(missing)) or "node0 (it has not listed all)"
             raise DeadlineExceeded(
                 f"after {limit_s:g} s these controllers have not published themselves: {listed}. "

@@ -2,7 +2,7 @@
 
 from collections.abc import ItemsView, Iterable
 
-from yatt.control.rollouts.groups import PromptGroup
+from yatt.control.rollouts.groups.groups import PromptGroup
 
 
 class AcceptedGroups:

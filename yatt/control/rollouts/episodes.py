@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from yatt.adapters.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.gpus.engines import ABORTED
 from yatt.control.node import Node
-from yatt.control.rollouts.groups import TRUNCATED, SampleState
-from yatt.control.rollouts.judging import users_failure
+from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState
 from yatt.control.rollouts.router import Router
-from yatt.control.rollouts.subject import Subject
-from yatt.core.lengths import key_of
-from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import sample_seed
-from yatt.core.stop_text import stop_across
+from yatt.control.rollouts.scoring.judging import users_failure
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.samples.lengths import key_of
+from yatt.core.samples.prompts import sample_seed
+from yatt.core.samples.stop_text import stop_across
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 from yatt.records.message import pack_ids, unpack_ids
@@ -117,7 +117,9 @@ class Episodes:
         ended, or its engine was put to sleep."""
         sample = subject.sample
         completed = await self._router.complete(ROLLOUT, self._request(subject))
-        if completed.finish_reason == "error":  # refused: the engine cannot run it
+        if completed.finish_reason == m.MEDIA_FAULT:
+            subject.counters["rollout/media_faults"] += 1
+        if completed.finish_reason in ("error", m.MEDIA_FAULT):  # refused: no engine can run it
             sample.fail(f"{subject.place}: {completed.error}", is_users=True)
             return False
         num_before = sample.turns[-1].num_tokens if sample.has_begun_turn else 0
@@ -149,10 +151,10 @@ class Episodes:
         sample.cut_turn(end)
         return True
 
-    def _request(self, subject: Subject) -> m.Sample:
+    def _request(self, subject: Subject) -> m.SampleRequest:
         section, sampling, group, sample = self._section, self._sampling, subject.group, subject.sample
         num_tokens = sample.num_response_tokens
-        return m.Sample(
+        return m.SampleRequest(
             request_id=f"{sampling.prefix}{group.number}/{sample.index}/{num_tokens}",
             prompt_ids=group.prompt + sample.response,
             seed=sample_seed(self._run.seed, sampling.seed_of(group.number), sample.index, num_tokens),

@@ -1,8 +1,8 @@
 """Assigns each request to a node with room, and sends it to that node's controller, or to local engines.
 
-This is the first of two stages (`yatt.core.dispatch`); the second is `yatt.control.gpus.engines`. Requests
-wait here until an engine of any node has room. Requests of one prompt group go to one engine. If a node is
-lost or an engine is put to sleep, the request is sent elsewhere without counting a retry.
+This is the first of two stages (`yatt.core.requests.dispatch`); the second is `yatt.control.gpus.engines`.
+Requests wait here until an engine of any node has room. Requests of one prompt group go to one engine. If a
+node is lost or an engine is put to sleep, the request is sent elsewhere without counting a retry.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from yatt.control.gpus.engines import Bounced, LocalEngines, engine_room, nothin
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
-from yatt.core.dispatch import Dispatch
-from yatt.core.placement import ROLLOUT
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.requests.dispatch import Dispatch
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import cluster as c, message as m
 
@@ -85,7 +85,7 @@ class Router:
         for role in self._node.placement.pools:
             self._versions.pop((role, index), None)
 
-    async def complete(self, role: str, sample: m.Sample) -> m.Completed:
+    async def complete(self, role: str, sample: m.SampleRequest) -> m.Completed:
         """Returns one completion; it is requested again if an engine is lost, unless it was aborted.
 
         Raises:
@@ -148,7 +148,7 @@ class Router:
     def _is_served(self, role: str) -> bool:
         return self._dispatch.has_servers(role)
 
-    async def _ask(self, index: int, role: str, sample: m.Sample, suspicion: int) -> m.Completed:
+    async def _ask(self, index: int, role: str, sample: m.SampleRequest, suspicion: int) -> m.Completed:
         """Raises WorkerFailed, Bounced or DeadlineExceeded; aborts a request that is not awaited any more."""
         request_id = f"{self._node.name}/{sample.request_id}"
         sample = msgspec.structs.replace(sample, request_id=request_id, suspicion=suspicion)

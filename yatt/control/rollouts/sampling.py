@@ -10,24 +10,24 @@ interrupted groups are discarded.
 
 import asyncio
 
-from yatt.adapters.crowd import Crowd
-from yatt.adapters.dataset import Row
+from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.net.crowd import Crowd
 from yatt.control.node import Node
 from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.counters import GroupCounters
-from yatt.control.rollouts.drops import Drops
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups import NodeState, PromptGroup, SampleState, due
-from yatt.control.rollouts.kept_files import KeptGroup
-from yatt.control.rollouts.prompt_source import PromptSource, most_opened
+from yatt.control.rollouts.groups.drops import Drops
+from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, SampleState, groups_due
+from yatt.control.rollouts.groups.kept_files import KeptGroup
+from yatt.control.rollouts.groups.prompt_source import PromptSource, most_opened
 from yatt.control.rollouts.recording import RolloutRecorder
-from yatt.control.rollouts.scoring import Scorer
-from yatt.control.rollouts.subject import Subject
-from yatt.core.kept_groups import Share
-from yatt.core.lengths import key_of
-from yatt.core.placement import ROLLOUT
-from yatt.core.prompts import InOrder, Quota, first_number, num_extra, opening_limit
-from yatt.obs.events import EventLog
+from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.phases.kept_groups import Share
+from yatt.core.samples.lengths import key_of
+from yatt.core.samples.prompts import InOrder, Quota, first_number, num_extra, opening_limit
+from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
 
 
@@ -147,6 +147,7 @@ class Sampler:
         self._iteration, now = order.iteration, order.policy_version
         self._policy_version, oldest = now, now - self._node.config.rollout.max_policy_age
         self._recorder.begin(order.iteration, now)
+        self._drops.begin_iteration()
         self._quota = Quota(target=order.target, acceptance=self._quota.acceptance)
         for number, group in [*self._accepted.waiting(), *self._unfinished.items()]:
             if group.restart_older(oldest, now):
@@ -155,7 +156,7 @@ class Sampler:
                 self._accepted.remove(number)
                 self._unfinished[number] = group
         self._sampled = {n for n, group in self._unfinished.items() if group.is_sampled()}
-        self._due = due(self._unfinished, now, now - oldest)
+        self._due = groups_due(self._unfinished, now, now - oldest)
 
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader about this phase; resets the counters."""
@@ -198,8 +199,8 @@ class Sampler:
         await asyncio.gather(self._episodes.abort(), self._scorer.interrupt())
 
     def _is_enough(self, roles: tuple[str, ...]) -> bool:
-        """Whether groups in flight need not be awaited: the target is met, or, with oversampling, will be by
-        groups that wait for GenRMs that sleep in this phase; and no tokens would have to be discarded."""
+        """Whether the batch can close now: enough groups are accepted (with oversampling: or waiting
+        for a GenRM that sleeps in this phase), and closing discards no tokens."""
         if self._node.config.run.deterministic:
             return self._in_order.num_in_order() >= self._quota.target
         is_scored_later = ROLLOUT in roles and self._scorer.names(roles) != self._scorer.names()
@@ -297,4 +298,6 @@ class Sampler:
         self._recorder.dropped(self._iteration, group, self._rows.pop(group.number, None), self._drops.reason)
         counts["rollout/failed_groups" if failed else "rollout/dropped_groups"] += 1
         self._events.emit("rollout.group.drop", number=group.number, reason=self._drops.reason)
+        if counts["rollout/media_faults"]:
+            self._drops.media_fault(self._quota.target)
         self._drops.check_some_work()

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from yatt.adapters.dataset import Row, RowFiles
+from yatt.adapters.inputs.dataset import Row, RowFiles
 from yatt.control.node import Node
-from yatt.control.rollouts.data_shard import encode_prompt
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups import new_group
-from yatt.control.rollouts.scoring import Scorer
-from yatt.control.rollouts.subject import Subject
-from yatt.core.best_of import best_of, majority_score, subset_sizes
-from yatt.core.reasons import cause_of
+from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
+from yatt.control.rollouts.groups.groups import new_group
+from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.samples.best_of import best_of, majority_score, subset_sizes
+from yatt.core.samples.reasons import cause_of
 from yatt.records import cluster as c, message as m
 
 MOST_REASONS = 64
@@ -39,9 +39,10 @@ class Validator:
         return c.ValidatedNode(sources=found)
 
     async def _one(self, number: int, ref: m.RowRef, row: Row) -> list[Subject]:
-        text, ids = encode_prompt(row, self._episodes.tokenizer, self._node.config)
-        group = new_group(number, number, text, ids, self._node.config.validation.n)
-        group.media = row.media
+        prompt = encode_prompt(row, self._episodes.tokenizer, self._node.config)
+        group = new_group(
+            number, number, prompt.text, prompt.ids, self._node.config.validation.n, prompt.media
+        )
         subjects = [
             Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)
             for sample in group.samples

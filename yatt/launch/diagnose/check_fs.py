@@ -13,8 +13,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from yatt.adapters.files import CHECKS
-from yatt.adapters.shared_folder import Member, Report
+from yatt.adapters.files.files import CHECKS
+from yatt.adapters.files.shared_folder import Member, Report
 from yatt.errors import YattError
 
 PROCESSES = 4
@@ -33,11 +33,11 @@ def main() -> int:
         return 1
     if report is None:
         return 0
-    sys.stdout.write(f"{table(report)}\n\n{site_line(report)}\n")
-    return 2 if faults(report) else 0
+    sys.stdout.write(f"{filesystem_table(report)}\n\n{site_line(report)}\n")
+    return 2 if missing_guarantees(report) else 0
 
 
-def measure(folder: Path, processes: int = PROCESSES) -> Report:
+def measure_folder(folder: Path, processes: int = PROCESSES) -> Report:
     """Tests `folder` with processes of this node.
 
     Raises:
@@ -59,7 +59,7 @@ def measure(folder: Path, processes: int = PROCESSES) -> Report:
     return report
 
 
-def faults(report: Report) -> list[str]:
+def missing_guarantees(report: Report) -> list[str]:
     """Returns the guarantees that a run needs and this folder does not provide."""
     found = []
     if report.claim_faults:
@@ -74,7 +74,7 @@ def lateness_s(report: Report) -> float:
     return max(report.new_name.longest_s, report.new_content.longest_s)
 
 
-def table(report: Report) -> str:
+def filesystem_table(report: Report) -> str:
     """Returns the report as a table."""
     rows = [
         ("processes, nodes", f"{report.members}, {report.nodes}"),
@@ -93,7 +93,7 @@ def table(report: Report) -> str:
 
 def site_line(report: Report) -> str:
     """Returns the result as one comment line for the site file."""
-    verdict = "; ".join(faults(report)) or "exclusive creates and renames work"
+    verdict = "; ".join(missing_guarantees(report)) or "exclusive creates and renames work"
     late = f"{lateness_s(report):.2g} s"
     return (
         f"# check_fs {date.today()}: {verdict}; {report.nodes} node(s) see each other's files within {late}"
@@ -110,7 +110,7 @@ def _report(arguments: argparse.Namespace) -> Report | None:
         return Member(arguments.folder, index=index, count=count, node=_node()).measure()
     count = int(os.environ.get("SLURM_NTASKS", "1"))
     if "SLURM_PROCID" not in os.environ or count == 1:
-        return measure(arguments.folder, arguments.processes)
+        return measure_folder(arguments.folder, arguments.processes)
     return _step_report(arguments.folder, index=int(os.environ["SLURM_PROCID"]), count=count)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from yatt.adapters.local_folder import MEMORY, SHARED, mount_of as mount_of
-from yatt.adapters.shared_folder import Report
-from yatt.launch.diagnose.check_fs import LATE_S, faults, lateness_s
+from yatt.adapters.files.shared_folder import Report
+from yatt.adapters.node_local.local_folder import MEMORY, SHARED, mount_of as mount_of
+from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
 from yatt.launch.diagnose.records import Finding, fail, ok, warn
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
@@ -72,7 +72,7 @@ def local_folder_findings(folder: Folder) -> Iterator[Finding]:
 
 
 def _semantics(folder: Folder, report: Report) -> Finding:
-    broken = "; ".join(faults(report))
+    broken = "; ".join(missing_guarantees(report))
     if broken:
         return fail(folder.key, f"{folder.path}: {broken}.", _elsewhere(folder))
     late_s = lateness_s(report)

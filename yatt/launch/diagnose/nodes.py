@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, expand, gpus_of, is_up
-from yatt.config.site import ComponentSection, SiteConfig, component
+from yatt.adapters.slurm.slurm import Fields, expand_node_list, is_up, node_gpus_by_type
+from yatt.config.site import ComponentSection, SiteConfig, site_component
 from yatt.launch.diagnose.partitions import partition_of
 from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
 
@@ -19,8 +19,8 @@ def node_findings(
         if name not in partitions:
             continue  # reported already
         there = {key: node for key, node in nodes.items() if name in node.get("Partitions", "").split(",")}
-        asked = component(site, demand.component)
-        if absent := [key for key in expand(asked.nodelist) if key not in there]:
+        asked = site_component(site, demand.component)
+        if absent := [key for key in expand_node_list(asked.nodelist) if key not in there]:
             what = f"nodelist {asked.nodelist}: partition {name} has no {', '.join(absent)}."
             yield fail(demand.component, what, f"Its nodes are {partitions[name].get('Nodes', 'unknown')}.")
         yield from _fit(there, asked, site, demand)
@@ -59,7 +59,7 @@ def _fit(
 def _gpu_request(
     there: dict[str, Fields], asked: ComponentSection, site: SiteConfig, demand: Demand
 ) -> Iterator[Finding]:
-    kinds = {kind for node in there.values() for kind in gpus_of(node)}
+    kinds = {kind for node in there.values() for kind in node_gpus_by_type(node)}
     if asked.gpu_type and asked.gpu_type not in kinds:
         known = ", ".join(sorted(kinds - {""})) or "no types"
         yield fail(
@@ -83,7 +83,7 @@ def _has(node: Fields, asked: ComponentSection, site: SiteConfig, demand: Demand
 
 
 def _count(node: Fields, kind: str) -> int:
-    gpus = gpus_of(node)
+    gpus = node_gpus_by_type(node)
     return gpus.get(kind, 0) if kind else sum(gpus.values())
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, seconds_of
-from yatt.config.site import ComponentSection, SiteConfig, component
+from yatt.adapters.slurm.slurm import Fields, seconds_of
+from yatt.config.site import ComponentSection, SiteConfig, site_component
 from yatt.launch.diagnose.records import Finding, fail, ok, warn
-from yatt.launch.diagnose.settings import duration_s, words
+from yatt.launch.diagnose.settings import duration_s, setting_words
 
 PREEMPTION_CLASS = ("PreemptMode", "PriorityTier", "GraceTime")
 
@@ -13,7 +13,7 @@ PREEMPTION_CLASS = ("PreemptMode", "PriorityTier", "GraceTime")
 def partition_of(site: SiteConfig, name: str, partitions: dict[str, Fields]) -> str:
     """Partition of component `name`, the first if there are several; "" if there is no default."""
     default = next((key for key, p in partitions.items() if p.get("Default") == "YES"), "")
-    return component(site, name).partition.split(",")[0] or default
+    return site_component(site, name).partition.split(",")[0] or default
 
 
 def partition_findings(
@@ -22,7 +22,7 @@ def partition_findings(
     """Checks each partition once, and whether the partitions fit together."""
     wanted: dict[str, list[ComponentSection]] = {}
     for name in components:
-        wanted.setdefault(partition_of(site, name, partitions), []).append(component(site, name))
+        wanted.setdefault(partition_of(site, name, partitions), []).append(site_component(site, name))
     for partition, sections in wanted.items():
         if partition not in partitions:
             what = f"there is no partition '{partition}'." if partition else "there is no default partition."
@@ -40,13 +40,13 @@ def preempt_mode(config: Fields, partition: Fields) -> str:
     """Returns what happens to a preempted job of this partition: OFF, REQUEUE, CANCEL or SUSPEND."""
     if config.get("PreemptType", "preempt/none") == "preempt/none":
         return "OFF"
-    modes = [mode for mode in words(partition, "PreemptMode") if mode not in ("GANG", "WITHIN", "")]
+    modes = [mode for mode in setting_words(partition, "PreemptMode") if mode not in ("GANG", "WITHIN", "")]
     return modes[0] if modes else "OFF"
 
 
 def has_user_signal(config: Fields) -> bool:
     """Whether a preempted job gets the signal that it requested, not only SIGTERM."""
-    old, new = words(config, "SlurmctldParameters"), words(config, "PreemptParameters")
+    old, new = setting_words(config, "SlurmctldParameters"), setting_words(config, "PreemptParameters")
     return "preempt_send_user_signal" in old or "send_user_signal" in new
 
 
@@ -66,7 +66,7 @@ def _limits(partition: Fields, site: SiteConfig) -> Iterator[Finding]:
 def _who(partition: Fields, account: str, qos: set[str]) -> Iterator[Finding]:
     name = partition["PartitionName"]
     for key, field, mine in (("account", "AllowAccounts", {account}), ("qos", "AllowQos", qos)):
-        allowed = words(partition, field)
+        allowed = setting_words(partition, field)
         for request in sorted(mine - {""}):
             if allowed != ["ALL"] and request not in allowed:
                 yield fail(

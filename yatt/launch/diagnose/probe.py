@@ -18,17 +18,17 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.files import publish, read_or_none
-from yatt.adapters.shared_folder import Member
+from yatt.adapters.files.files import read_or_none, write_atomically
+from yatt.adapters.files.shared_folder import Member
 from yatt.config.site import SiteConfig, step_environment
 from yatt.errors import ConfigError
-from yatt.launch.allocation import allocation_of
-from yatt.launch.diagnose.versions import Installed, installed
-from yatt.launch.network import listening_place, own_address
-from yatt.launch.node_check import NodeCheck
-from yatt.launch.plan import Component
-from yatt.launch.staging import fault_of
-from yatt.launch.steps import python_of, srun_line
+from yatt.launch.folder.installed_versions import Installed, versions_here
+from yatt.launch.node.allocation import allocation_of
+from yatt.launch.node.network import listening_place, own_address
+from yatt.launch.node.node_check import NodeCheck
+from yatt.launch.node.staging import fault_of
+from yatt.launch.node.steps import python_of, srun_line
+from yatt.launch.resolve.plan import Component
 
 MEET_S, CONNECT_S = 60.0, 10.0
 
@@ -104,10 +104,10 @@ def _order(meeting: Path) -> TrialOrder:
 def _task(arguments: argparse.Namespace) -> int:
     index, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     facts = _facts(arguments, index, count)
-    publish(arguments.meeting / f"facts-{index}", msgspec.json.encode(facts))
+    write_atomically(arguments.meeting / f"facts-{index}", msgspec.json.encode(facts))
     report = Member(arguments.meeting / "fs", index=index, count=count, node=facts.node).measure()
     if report is not None:
-        publish(arguments.meeting / "report", msgspec.json.encode(report))
+        write_atomically(arguments.meeting / "report", msgspec.json.encode(report))
     return 0
 
 
@@ -129,7 +129,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         locked_memory_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         problem=problem,
         unfit=_unfit(order),
-        versions=installed(),
+        versions=versions_here(),
         stage=fault_of(order.site.stage, step_environment(order.site, os.environ)),
     )
 
@@ -153,12 +153,12 @@ def _unreached(meeting: Path, address: str, index: int, count: int) -> tuple[str
     """Returns the nodes whose port does not answer. Nothing accepts: the kernel completes the connections."""
     with listening_place(address or "127.0.0.1", count + 8) as server:
         port = server.getsockname()[1]
-        publish(meeting / f"port-{index}", f"{address} {port}".encode())
+        write_atomically(meeting / f"port-{index}", f"{address} {port}".encode())
         ports = [_awaited(meeting / f"port-{other}") for other in range(count)]
         unreached = tuple(
             text.split(" ")[0] or f"task {other}" for other, text in enumerate(ports) if not _answers(text)
         )
-        publish(meeting / f"tried-{index}", b"1")
+        write_atomically(meeting / f"tried-{index}", b"1")
         for other in range(count):
             _awaited(meeting / f"tried-{other}")
     return unreached

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from yatt.adapters.slurm import Fields
+from yatt.adapters.slurm.slurm import Fields
 
 Level = Literal["ok", "warn", "fail"]
 

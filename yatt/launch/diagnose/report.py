@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from yatt.adapters.slurm import Fields, Slurm, keeps_accounts
+from yatt.adapters.slurm.slurm import Fields, Slurm, keeps_accounts
 from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
 from yatt.errors import DeadlineExceeded
-from yatt.launch.diagnose.check_fs import measure
+from yatt.launch.diagnose.check_fs import measure_folder
 from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
 from yatt.launch.diagnose.nodes import node_findings
 from yatt.launch.diagnose.partitions import partition_findings
@@ -44,7 +44,7 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
     """
     snapshot = take_snapshot(Slurm())
     demands = demands_of(config) if config else ()
-    found = findings(snapshot, site, demands)
+    found = findings_about(snapshot, site, demands)
     found += folder_findings(site, config, nodes=snapshot.nodes)
     found += findings_here(site)
     found += variable_findings(site, config, os.environ) if config else ()
@@ -58,7 +58,7 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
     return EXIT_FAIL if any(finding.level == "fail" for finding in found) else 0
 
 
-def findings(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) -> list[Finding]:
+def findings_about(snapshot: Snapshot, site: SiteConfig, demands: tuple[Demand, ...]) -> list[Finding]:
     """Returns the findings about the cluster's settings, partitions and nodes for a job of these demands."""
     found = [_commands(snapshot)]
     config, partitions = snapshot.config, snapshot.partitions
@@ -147,7 +147,7 @@ def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")
-        report = measure(there) if try_it else None
+        report = measure_folder(there) if try_it else None
     except (OSError, DeadlineExceeded) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return Folder(key=key, path=str(path), filesystem=kind, problem=problem)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, keeps_accounts, seconds_of
+from yatt.adapters.slurm.slurm import Fields, keeps_accounts, seconds_of
 from yatt.config.site import SiteConfig
 from yatt.launch.diagnose.records import Finding, Snapshot, fail, ok, warn
 
@@ -38,7 +38,7 @@ def settings_findings(snapshot: Snapshot, config: Fields, site: SiteConfig) -> I
 def requeue_delay_s(config: Fields) -> float:
     """Returns the shortest wait of a requeued job: requeue_delay in newer versions, else cred_expire."""
     for key, name in (("SchedulerParameters", "requeue_delay"), ("AuthInfo", "cred_expire")):
-        for word in words(config, key):
+        for word in setting_words(config, key):
             if word.startswith(f"{name}="):
                 return seconds_of(word.partition("=")[2]) or 0.0
     return 120.0
@@ -49,7 +49,7 @@ def starts_het_jobs(config: Fields) -> bool:
     return config.get("SchedulerType") == "sched/backfill"
 
 
-def words(fields: Fields, key: str) -> list[str]:
+def setting_words(fields: Fields, key: str) -> list[str]:
     """Returns a setting that is a comma-separated list."""
     return [word.strip() for word in fields.get(key, "").split(",")]
 
@@ -79,7 +79,7 @@ def _account(snapshot: Snapshot, site: SiteConfig, config: Fields) -> Finding:
     if site.account and site.account not in accounts:
         known = ", ".join(accounts) or "none"
         return fail("account", f"you may not charge '{site.account}'.", f"Write account: one of {known}.")
-    if not accounts and "associations" in words(config, "AccountingStorageEnforce"):
+    if not accounts and "associations" in setting_words(config, "AccountingStorageEnforce"):
         what = "this cluster requires an account, and you have none."
         return fail("account", what, "Ask the cluster's administrators.")
     return ok("account", f"charged to {site.account or 'your default account'}.")
@@ -97,7 +97,7 @@ def _components(config: Fields, site: SiteConfig) -> Finding:
     if not starts_het_jobs(config):
         what = f"{config.get('SchedulerType')} does not start heterogeneous jobs; sched/backfill does."
         return (fail if site.layout == "het" else warn)("components", what, "Write layout: flat.")
-    if "disable_hetjob_steps" in words(config, "SchedulerParameters"):
+    if "disable_hetjob_steps" in setting_words(config, "SchedulerParameters"):
         return ok("components", "job steps may not span components; yatt's steps do not.")
     return ok("components", "heterogeneous jobs can run.")
 
@@ -135,6 +135,6 @@ def _kill(config: Fields) -> Finding:
 
 def _exit_codes(config: Fields) -> Iterator[Finding]:
     for key, says in (("RequeueExit", "requeues"), ("RequeueExitHold", "requeues and holds")):
-        for code in sorted(set(words(config, key)) & set(OUR_EXIT_CODES)):
+        for code in sorted(set(setting_words(config, key)) & set(OUR_EXIT_CODES)):
             what = f"Slurm {says} jobs that end with {code}; yatt uses it for: {OUR_EXIT_CODES[code]}."
             yield warn("exit codes", what, f"Administrators: remove {code} from {key}.")

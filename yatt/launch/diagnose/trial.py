@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 
 from yatt import clock
-from yatt.adapters.files import make_private, publish, read_or_none
-from yatt.adapters.process import log_tail
-from yatt.adapters.shared_folder import Report
-from yatt.adapters.slurm import Reply, Slurm, merged_state, outside_of_jobs
+from yatt.adapters.files.files import make_private, read_or_none, write_atomically
+from yatt.adapters.files.shared_folder import Report
+from yatt.adapters.processes.process import log_tail
+from yatt.adapters.slurm.slurm import Reply, Slurm, environment_outside_jobs, merged_state
 from yatt.config.site import SiteConfig
-from yatt.launch.asking import as_arguments, more_options, resources, setup_lines
 from yatt.launch.diagnose.probe import NodeFacts, TrialOrder
 from yatt.launch.diagnose.records import Demand
-from yatt.launch.plan import Component
+from yatt.launch.resolve.asking import as_arguments, component_options, more_options, setup_lines
+from yatt.launch.resolve.plan import Component
 
 QUEUE_S, TRIAL_S, LOOK_S = 60.0, 180.0, 0.5
 _NOT_OVER = ("RUNNING", "COMPLETING", "CONFIGURING")
@@ -47,12 +47,12 @@ def try_nodes(site: SiteConfig, demand: Demand, folder: Path, local: tuple[str, 
         folder: an existing folder that all nodes see.
         local: the scratch and the shared-memory folder.
     """
-    slurm = Slurm(outside_of_jobs(os.environ), limit_s=QUEUE_S)
+    slurm = Slurm(environment_outside_jobs(os.environ), limit_s=QUEUE_S)
     meeting = folder / f".yatt-probe-{secrets.token_hex(4)}"
     make_private(meeting)
     try:
-        publish(meeting / "order.json", msgspec.json.encode(_order(site, demand, local)))
-        publish(meeting / "job.sh", _script(site, meeting).encode())
+        write_atomically(meeting / "order.json", msgspec.json.encode(_order(site, demand, local)))
+        write_atomically(meeting / "job.sh", _script(site, meeting).encode())
         problem = _run(slurm, site, demand, meeting)
         texts = [text for index in range(demand.nodes) if (text := read_or_none(meeting / f"facts-{index}"))]
         report = read_or_none(meeting / "report")
@@ -80,7 +80,9 @@ def _script(site: SiteConfig, meeting: Path) -> str:
 
 def _run(slurm: Slurm, site: SiteConfig, demand: Demand, meeting: Path) -> str:
     """Submits the job, waits for it and cancels it; returns the problem, or ''."""
-    options = resources(site, demand.component, nodes=demand.nodes, gpus_per_node=demand.gpus_per_node)
+    options = component_options(
+        site, demand.component, nodes=demand.nodes, gpus_per_node=demand.gpus_per_node
+    )
     options |= more_options(site, demand.component, is_leader=True)
     options |= {"time": "5", "job-name": "yatt-diagnose", "output": str(meeting / "log"), "no-requeue": None}
     reply = slurm.call("sbatch", "--parsable", *as_arguments(options), str(meeting / "job.sh"))

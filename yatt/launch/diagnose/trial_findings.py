@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from yatt.config.site import SiteConfig, component
-from yatt.launch.diagnose.check_fs import LATE_S, faults, lateness_s
+from yatt.config.site import SiteConfig, site_component
+from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
 from yatt.launch.diagnose.probe import NodeFacts
 from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
 from yatt.launch.diagnose.trial import Trial
@@ -27,7 +27,7 @@ def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[F
         yield ok("trial", f"{names}: {trial.facts[0].gpus} GPUs each; all nodes reach each other.")
     yield from _versions(trial)
     if trial.report is not None:
-        broken = "; ".join(faults(trial.report))
+        broken = "; ".join(missing_guarantees(trial.report))
         late_s = lateness_s(trial.report)
         seen = f"exclusive creates and renames work, seen within {late_s * 1e3:.0f} ms between nodes."
         if broken:
@@ -68,7 +68,7 @@ def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Fin
     if facts.gpus < demand.gpus_per_node:
         what = f"the task sees {facts.gpus} GPUs; {demand.gpus_per_node} were requested."
         yield fail(about, what, "Check gpus_directive and srun_args.")
-    yield from _cpus(facts, component(site, demand.component).cpus_per_node, demand.gpus_per_node)
+    yield from _cpus(facts, site_component(site, demand.component).cpus_per_node, demand.gpus_per_node)
     if facts.missing_commands:
         what = f"{', '.join(facts.missing_commands)} not on the PATH; a run needs them on its nodes."
         yield fail(about, what, "Load the Slurm module in `setup`.")

@@ -6,10 +6,10 @@ QOS and what other jobs use are not looked at, and sites have rules of their own
 
 from collections.abc import Iterator
 
-from yatt.adapters.slurm import Fields, Slurm, seconds_of
-from yatt.config.site import SiteConfig, component
+from yatt.adapters.slurm.slurm import Fields, Slurm, seconds_of
+from yatt.config.site import SiteConfig, site_component
 from yatt.launch.diagnose.records import Demand, Finding, UserLimits, ok, warn
-from yatt.launch.diagnose.settings import starts_het_jobs, words
+from yatt.launch.diagnose.settings import setting_words, starts_het_jobs
 
 ASSOCIATION = (
     "Cluster", "Partition", "Account", "DefaultQOS", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "MaxWall",
@@ -46,7 +46,7 @@ def limit_findings(
     What a QOS limits counts instead of the association's limit (Slurm's order: partition QOS, QOS of the job,
     association).
     """
-    if not demands or not ENFORCING & set(words(config, "AccountingStorageEnforce")):
+    if not demands or not ENFORCING & set(setting_words(config, "AccountingStorageEnforce")):
         return
     association = _association(limits, config, site)
     if association is None:
@@ -56,11 +56,11 @@ def limit_findings(
     default = association["DefaultQOS"] or (allowed[0] if len(allowed) == 1 else NORMAL)
     rows = {row["Name"]: row for row in limits.qos}
     faults: list[Finding] = []
-    for name in dict.fromkeys(component(site, part.component).qos or default for part in parts):
+    for name in dict.fromkeys(site_component(site, part.component).qos or default for part in parts):
         if name not in allowed and allowed:
             what = f"the account of this job may not use QOS '{name}'."
             faults.append(warn("limits", what, f"Write qos: one of {', '.join(allowed)}."))
-        mine = tuple(p for p in parts if (component(site, p.component).qos or default) == name)
+        mine = tuple(p for p in parts if (site_component(site, p.component).qos or default) == name)
         faults += _over(name, rows.get(name, {}), association, site, mine)
     yield from faults
     if not faults and limits.qos:
@@ -121,7 +121,7 @@ def _too_many(text: str, who: str, site: SiteConfig, parts: tuple[Demand, ...]) 
     most = dict(each.partition("=")[::2] for each in _words(text))
     wanted = {"node": sum(part.nodes for part in parts)}
     for part in parts if site.gpus_directive != "none" else ():
-        of_type = f"gres/gpu:{component(site, part.component).gpu_type}"
+        of_type = f"gres/gpu:{site_component(site, part.component).gpu_type}"
         for kind in ("gres/gpu", of_type):
             wanted[kind] = wanted.get(kind, 0) + part.nodes * part.gpus_per_node
     names = " and ".join(part.component for part in parts)

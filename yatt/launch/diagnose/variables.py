@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, step_environment
-from yatt.core.trainer_environment import contrary_variables
+from yatt.core.attempts.trainer_environment import contrary_variables
 from yatt.launch.diagnose.records import Finding, fail, warn
 
 

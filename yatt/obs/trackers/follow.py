@@ -7,55 +7,103 @@ A run keeps one id at the tracker over all its attempts. A resumed attempt repea
 checkpoint, and few trackers can replace what they have. So a row is logged when a checkpoint covers it. With
 `logging.send_rows: at_once` it is logged when it is written; then a tracker shows the first result of such an
 iteration, and the report the last one.
+
+Its state (the tracker's run id, the last steps) is kept over all starts of a run. If the file cannot be read,
+the tracker gets a new run, or some rows again.
 """
 
 import argparse
+import contextlib
 import importlib
 import math
+import re
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from yatt.adapters.files import make_within
-from yatt.adapters.ledger import COMMITTED, known_commit, newest_attempt, record, run_is_finished
-from yatt.adapters.lines import MOST, Record, Tail
-from yatt.adapters.patience import patiently
-from yatt.adapters.run_config import load_run
-from yatt.adapters.stack_dump import answer_stack_requests
-from yatt.adapters.user_module import load_module
-from yatt.config.operation import TRACKERS, WANDB, tracker_name
+from yatt.adapters.files.files import make_within, read_or_none, write_atomically
+from yatt.adapters.files.lines import MOST, Record, Tail
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.user_module import load_module
+from yatt.adapters.processes.stack_dump import answer_stack_requests
+from yatt.adapters.run_folder.ledger import (
+    COMMITTED,
+    known_commit,
+    newest_attempt,
+    record_of_attempt,
+    run_is_finished,
+)
+from yatt.adapters.run_folder.run_config import load_run
 from yatt.config.schema import RunConfig
-from yatt.credentials import redacted
+from yatt.config.sections.operation import TRACKERS, WANDB, tracker_name
+from yatt.credentials import redacted_text
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, words_of
 from yatt.obs.metrics import STEP, as_row
 from yatt.obs.samples import as_sample
-from yatt.obs.trackers.state import SAMPLES, TrackerState
 from yatt.obs.trackers.tracker import FACTORY, TrackedRun, Tracker, shown_config
 from yatt.paths import RunPaths
 
 POLL_S = 0.25
 LOOK_S = 1.0
 
+ROWS, SAMPLES = "last_step", "last_samples"
+"""Files with the highest step whose row, or whose samples, are logged."""
 
-def follow(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
+_RUN_ID = re.compile(rb"[0-9A-Za-z_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerState:
+    """The files of one follower.
+
+    Args:
+        folder: the tracker's folder in the run folder; it exists.
+    """
+
+    folder: Path
+
+    def run_id(self) -> str:
+        """Returns the tracker's run id; creates it at the first start."""
+        known = read_or_none(self.folder / "run_id")
+        if known is not None and _RUN_ID.fullmatch(known.strip()):
+            return known.decode().strip()
+        fresh = secrets.token_hex(6)
+        write_atomically(self.folder / "run_id", fresh.encode())
+        return fresh
+
+    def last(self, name: str = ROWS) -> int:
+        """Returns the highest step logged so far; -1 before the first."""
+        known = read_or_none(self.folder / name)
+        text = (known or b"").decode(errors="replace").strip()
+        return int(text) if text.isdecimal() and text.isascii() else -1
+
+    def logged(self, step: int, name: str = ROWS) -> None:
+        """Notes that a step is logged. If this fails, a later start logs it again."""
+        with contextlib.suppress(OSError):
+            write_atomically(self.folder / name, str(step).encode())
+
+
+def follow_rows(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
     """Logs every new row until a signal comes, then the remaining rows.
 
     Args:
         tracker: its entry in `logging.trackers`, or wandb.
         told: signals received so far; the first one ends the logging.
     """
-    config = patiently(partial(load_run, paths))
+    config = with_retries(partial(load_run, paths))
     folder = paths.tracker(tracker_name(tracker))
-    patiently(partial(make_within, paths.root, folder))
+    with_retries(partial(make_within, paths.root, folder))
     state = TrackerState(folder)
-    opened = open_tracker(tracker, patiently(partial(tracked_run, paths, config, state)))
-    last = patiently(state.last)
+    opened = open_tracker(tracker, with_retries(partial(tracked_run, paths, config, state)))
+    last = with_retries(state.last)
     rows, covered = Rows(paths.metrics, last), Covered(paths, is_all=sends_at_once(config))
-    samples = Samples(paths.samples, patiently(partial(state.last, SAMPLES)))
+    samples = Samples(paths.samples, with_retries(partial(state.last, SAMPLES)))
     while True:
         is_last_turn = bool(told)
         for row in rows.until(covered.step(is_last_turn=is_last_turn)):
@@ -146,7 +194,7 @@ class Covered:
         now_s = time.monotonic()
         if is_last_turn or now_s - self._looked_s > LOOK_S:
             self._looked_s = now_s
-            self._step = max(self._step, patiently(self._found))
+            self._step = max(self._step, with_retries(self._found))
         return self._step
 
     def _found(self) -> float:
@@ -154,7 +202,7 @@ class Covered:
             return math.inf
         if self._step < 0:
             return known_commit(self._paths)[0]
-        committed = record(self._paths, newest_attempt(self._paths), COMMITTED).get("iteration")
+        committed = record_of_attempt(self._paths, newest_attempt(self._paths), COMMITTED).get("iteration")
         return committed if type(committed) is int else -1
 
 
@@ -208,13 +256,13 @@ def main() -> int:
     paths, tracker = RunPaths(arguments.run), arguments.tracker
     answer_stack_requests(paths.root, tracker_name(tracker))
     try:
-        follow(paths, tracker, told)
+        follow_rows(paths, tracker, told)
     except ImportError as error:
         sys.stderr.write(f"{error}; {_cure(tracker)}\n")
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - main of the process: logs the error and exits
         said = str(error) if isinstance(error, ConfigError) else words_of(error)
-        sys.stderr.write(f"{redacted(' '.join(said.split()))}\n")
+        sys.stderr.write(f"{redacted_text(' '.join(said.split()))}\n")
         return EXIT_FAILED
     return EXIT_FINISHED
 

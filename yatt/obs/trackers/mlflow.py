@@ -16,10 +16,10 @@ os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses it 
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from yatt.adapters.lines import Record
+from yatt.adapters.files.lines import Record
 from yatt.obs.metrics import STEP
-from yatt.obs.trackers.table import COLUMNS, cells
-from yatt.obs.trackers.tracker import TrackedRun, flat
+from yatt.obs.trackers.table import COLUMNS, table_cells
+from yatt.obs.trackers.tracker import TrackedRun, dotted_keys
 
 EXPERIMENT = "yatt"
 ID_TAG = "yatt.run"
@@ -42,7 +42,7 @@ class MlflowTracker:
         known = self._client.get_run(self._id).data.params  # a value may not be set twice
         params = [
             Param(metric_name(key), _value(value))
-            for key, value in flat(run.config).items()
+            for key, value in dotted_keys(run.config).items()
             if metric_name(key) not in known
         ]
         for begin in range(0, len(params), MOST_PARAMS):
@@ -67,7 +67,7 @@ class MlflowTracker:
 
     def log_samples(self, step: int, samples: Sequence[Record]) -> None:
         """Writes a table as an artifact, in the form that MLflow's page shows as a table."""
-        table = {"columns": list(COLUMNS), "data": [list(cells(sample)) for sample in samples]}
+        table = {"columns": list(COLUMNS), "data": [list(table_cells(sample)) for sample in samples]}
         self._client.log_text(self._id, json.dumps(table), f"samples/{step:06d}.json")
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from yatt.adapters.lines import Record
-from yatt.obs.rollouts import line_of
+from yatt.adapters.files.lines import Record
+from yatt.obs.rollouts import record_line
 
 COLUMNS = (
     "sample", "group", "attempt", "data_source", "prompt", "completion", "ground_truth", "num_tokens",
@@ -14,7 +14,7 @@ MOST_CHARS = 16384
 """Longest text of a cell; the middle of a longer one is left out."""
 
 
-def cells(sample: Record) -> tuple[str | float | None, ...]:
+def table_cells(sample: Record) -> tuple[str | float | None, ...]:
     """Returns a sample's cells in the order of `COLUMNS`; what is not a number or a text becomes JSON."""
     return tuple(_cell(sample.get(name)) for name in COLUMNS)
 
@@ -30,4 +30,4 @@ def _cell(value: Any) -> str | float | None:
 
 
 def _json(value: Any) -> str:
-    return line_of(value) if isinstance(value, dict) else json.dumps(value, default=str)
+    return record_line(value) if isinstance(value, dict) else json.dumps(value, default=str)

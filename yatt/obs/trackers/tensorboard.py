@@ -15,10 +15,10 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from yatt.adapters.lines import Record
+from yatt.adapters.files.lines import Record
 from yatt.obs.metrics import STEP
-from yatt.obs.trackers.table import COLUMNS, cells
-from yatt.obs.trackers.tracker import TrackedRun, flat
+from yatt.obs.trackers.table import COLUMNS, table_cells
+from yatt.obs.trackers.tracker import TrackedRun, dotted_keys
 
 
 class TensorBoardTracker:
@@ -32,7 +32,7 @@ class TensorBoardTracker:
         self._writer = EventFileWriter(str(run.folder))
         self._add(Event(step=run.last_step + 1, session_log=SessionLog(status=SessionLog.START)))
         if run.last_step < 0:
-            keys = [(key, json.dumps(value, default=str)) for key, value in flat(run.config).items()]
+            keys = [(key, json.dumps(value, default=str)) for key, value in dotted_keys(run.config).items()]
             self._text("config", 0, [("key", "value"), *keys])
         self._writer.flush()
 
@@ -44,7 +44,9 @@ class TensorBoardTracker:
 
     def log_samples(self, step: int, samples: Sequence[Record]) -> None:
         """Writes a table with a row for each sample, which the page TEXT shows."""
-        self._text("samples", step, [COLUMNS, *(tuple(map(_shown, cells(sample))) for sample in samples)])
+        self._text(
+            "samples", step, [COLUMNS, *(tuple(map(_shown, table_cells(sample))) for sample in samples)]
+        )
         self._writer.flush()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from yatt.adapters.lines import Record
+from yatt.adapters.files.lines import Record
 from yatt.config.load import without_secrets
 from yatt.config.schema import LoggingSection, RunConfig
 
@@ -56,14 +56,14 @@ def shown_config(config: RunConfig) -> dict[str, Any]:
     return asdict(without_secrets(config))
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a nested config with dotted keys; items of lists have their index, as `rewards.0.path`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
             value = {str(index): each for index, each in enumerate(value)}
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            found |= dotted_keys(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = value
     return found

@@ -5,9 +5,9 @@ from typing import Any
 
 import wandb
 
-from yatt.adapters.lines import Record
+from yatt.adapters.files.lines import Record
 from yatt.obs.metrics import STEP
-from yatt.obs.trackers.table import COLUMNS, cells
+from yatt.obs.trackers.table import COLUMNS, table_cells
 from yatt.obs.trackers.tracker import TrackedRun
 
 
@@ -15,7 +15,7 @@ class WandbTracker:
     """A run at Weights & Biases."""
 
     def __init__(self, run: TrackedRun) -> None:
-        self._run = wandb.init(**settings_of(run), settings=wandb.Settings(
+        self._run = wandb.init(**wandb_arguments(run), settings=wandb.Settings(
             console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
@@ -26,7 +26,7 @@ class WandbTracker:
 
     def log_samples(self, step: int, samples: Sequence[Record]) -> None:
         """Logs a table with a row for each sample."""
-        table = wandb.Table(columns=list(COLUMNS), data=[list(cells(sample)) for sample in samples])
+        table = wandb.Table(columns=list(COLUMNS), data=[list(table_cells(sample)) for sample in samples])
         self._run.log({STEP: step, "samples": table})
 
     def close(self) -> None:
@@ -34,7 +34,7 @@ class WandbTracker:
         self._run.finish()
 
 
-def settings_of(run: TrackedRun) -> dict[str, Any]:
+def wandb_arguments(run: TrackedRun) -> dict[str, Any]:
     """Returns the arguments of ``wandb.init``, with the same run id at each start."""
     mode = run.logging.wandb_mode
     return {

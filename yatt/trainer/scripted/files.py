@@ -8,16 +8,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from yatt.checkpoint.hf_folder import FolderTensor, FolderWriter, copy_side_files
-from yatt.checkpoint.local_first import Ranges
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
+from yatt.checkpoint.convert.hf_folder import FolderTensor, FolderWriter, copy_side_files
+from yatt.checkpoint.local.local_first import Ranges
 from yatt.config.schema import ModelSection
 from yatt.errors import CheckpointError
 from yatt.models.rows import WeightRow
 from yatt.models.spans import row_spans
 from yatt.models.tensors import hf_shapes
-from yatt.trainer.scripted.state import MAIN, MODEL, MOMENTS, elements, state_in
+from yatt.trainer.scripted.state import MAIN, MODEL, MOMENTS, state_elements, state_in
 
 
 def saved_state(ranges: Ranges, manifest: Manifest, rows: list[WeightRow], tick: Callable[[], None]) -> bytes:
@@ -92,7 +92,7 @@ def _write_row(writer: FolderWriter, row: WeightRow, key: str, dtype: str, state
     width, item = row.width or 1, ITEM_BYTES[dtype]
     for span in row_spans(row):
         at = span.first * width * item
-        for block in elements(key, dtype, state, span.begin * width, span.num_rows * width):
+        for block in state_elements(key, dtype, state, span.begin * width, span.num_rows * width):
             writer.write(span.name, at, block)
             at += len(block)
 
@@ -100,7 +100,7 @@ def _write_row(writer: FolderWriter, row: WeightRow, key: str, dtype: str, state
 def _check_content(state: bytes, found: list[tuple[str, str, int, bytes]], path: str) -> None:
     for key, dtype, first, data in found:
         at = 0
-        for block in elements(key, dtype, state, first, len(data) // ITEM_BYTES[dtype]):
+        for block in state_elements(key, dtype, state, first, len(data) // ITEM_BYTES[dtype]):
             if data[at : at + len(block)] != block:
                 raise CheckpointError(
                     f"{path}: {key} is not of the state that other tensors of the checkpoint are of"

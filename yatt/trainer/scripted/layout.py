@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from yatt.adapters.host_segment import STATE, WEIGHTS, aligned
-from yatt.checkpoint.pieces import ITEM_BYTES
+from yatt.adapters.node_local.host_segment import STATE, WEIGHTS, aligned_size
+from yatt.checkpoint.commit.pieces import ITEM_BYTES
 from yatt.models.rows import WeightRow
 from yatt.models.spans import row_spans
 from yatt.models.tensors import hf_shapes
@@ -97,7 +97,7 @@ def laid_out(
 
     def placed(area: str, key: str, dtype: str, first: int, count: int) -> ElementRun:
         run = ElementRun(key=key, dtype=dtype, first=first, count=count, at=ends[area])
-        ends[area] = aligned(run.at + run.size_bytes)
+        ends[area] = aligned_size(run.at + run.size_bytes)
         runs[area].append(run)
         return run
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.curve import CurveKeys
-from yatt.adapters.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
+from yatt.adapters.net.curve import CurveKeys
+from yatt.adapters.net.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.errors import DeadlineExceeded

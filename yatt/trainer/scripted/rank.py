@@ -18,25 +18,25 @@ from typing import Any
 
 import msgspec
 
-from yatt.adapters.host_segment import (
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.node_local.host_segment import (
     STATE,
     WEIGHTS,
     SegmentWriter,
     Stamp,
-    aligned,
+    aligned_size,
     plan_path,
     segment_path,
     weight_plan_path,
 )
-from yatt.adapters.model_family import model_of_run
-from yatt.adapters.patience import patiently
-from yatt.checkpoint.local_first import Ranges
-from yatt.checkpoint.manifest_format import Manifest
-from yatt.checkpoint.pieces import FILE_BYTES, in_files
-from yatt.checkpoint.store import Store
+from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.pieces import FILE_BYTES, in_files
+from yatt.checkpoint.local.local_first import Ranges
+from yatt.checkpoint.store.store import Store
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
-from yatt.core.fact_metrics import fact_metrics
+from yatt.core.figures.fact_metrics import fact_metrics
 from yatt.engine.script import scripted_logprobs
 from yatt.errors import WorkerFailed
 from yatt.models.model import Model
@@ -44,11 +44,11 @@ from yatt.models.rows import WeightRow
 from yatt.records import cluster as c, message as m
 from yatt.records.weights import WeightPlan
 from yatt.trainer.orders import ArrivedSamples, carried_out
-from yatt.trainer.restoring import CheckpointSource
 from yatt.trainer.scripted.files import saved_state, write_folder
 from yatt.trainer.scripted.layout import ElementRun, ModelShare, laid_out
 from yatt.trainer.scripted.meeting import ScriptedMeeting
-from yatt.trainer.scripted.state import MOMENTS, STATE_BYTES, elements, state_after
+from yatt.trainer.scripted.state import MOMENTS, STATE_BYTES, state_after, state_elements
+from yatt.trainer.state.restoring import CheckpointSource
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Segment:
         self.writer.invalidate()
         for run in self.runs:
             at = run.at
-            for block in elements(run.key, run.dtype, state, run.first, run.count):
+            for block in state_elements(run.key, run.dtype, state, run.first, run.count):
                 self.writer.data[at : at + len(block)] = block
                 at += len(block)
             tick()
@@ -144,7 +144,7 @@ class ScriptedRank:
         return m.Done()
 
     def _build(self, order: m.Build) -> m.Message:
-        model = patiently(partial(model_of_run, self._config.model))
+        model = with_retries(partial(model_of_run, self._config.model))
         trainer, stem = self._config.trainer, Path(order.stem)
         share = ModelShare.of(
             self._meeting.rank, self._meeting.world_size, tensor=trainer.tensor_model_parallel_size,
@@ -157,7 +157,9 @@ class ScriptedRank:
         built = _Built(model, rows, order.attempt, plan)
         for area, its in runs.items():
             if its:
-                writer = SegmentWriter(segment_path(stem, area), aligned(its[-1].at + its[-1].size_bytes))
+                writer = SegmentWriter(
+                    segment_path(stem, area), aligned_size(its[-1].at + its[-1].size_bytes)
+                )
                 built.segments[area] = _Segment(writer, its)
         plan_path(stem).write_bytes(msgspec.msgpack.encode(plan))
         weights = WeightPlan(rank=self._meeting.rank, weights=tuple(boxes))
@@ -252,7 +254,7 @@ class ScriptedRank:
             written = partial(
                 write_folder, Path(order.folder), section, built.model.rows, built.state, self._tick
             )
-            patiently(written)
+            with_retries(written)
         return m.Done()
 
 

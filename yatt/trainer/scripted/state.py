@@ -9,14 +9,14 @@ import hashlib
 import struct
 from collections.abc import Iterator
 
-from yatt.checkpoint.pieces import ITEM_BYTES
+from yatt.checkpoint.commit.pieces import ITEM_BYTES
 
 STATE_BYTES = 32
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are written at once; a multiple of the pattern's length."""
 
 MODEL, MAIN, MOMENTS = "model", "main", ("exp_avg", "exp_avg_sq")
-"""Kinds of tensors, as in checkpoints of the real trainer (`yatt.trainer.snapshot`)."""
+"""Kinds of tensors, as in checkpoints of the real trainer (`yatt.trainer.state.snapshot`)."""
 
 _FLOATS = [struct.pack("<f", byte / 256) for byte in range(256)]
 _BYTES = {"float32": {word: byte for byte, word in enumerate(_FLOATS)}}
@@ -31,7 +31,7 @@ def state_after(state: bytes, *parts: bytes) -> bytes:
     return digest.digest()
 
 
-def elements(key: str, dtype: str, state: bytes, first: int, count: int) -> Iterator[bytes]:
+def state_elements(key: str, dtype: str, state: bytes, first: int, count: int) -> Iterator[bytes]:
     """Yields the bytes of a tensor's elements [first, first + count), in blocks.
 
     Args:

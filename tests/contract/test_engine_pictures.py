@@ -1,0 +1,219 @@
+"""vLLM with prepared pictures against transformers, which prepares them itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tests.contract.test_engine import options_for
+from tests.packages import needs
+from tests.tiny_models import publish_tensors, write_publication
+from tests.tiny_vision import KINDS, make_vision_model
+from yatt.adapters.node_local.prepared_media import media_digest
+from yatt.core.samples.placeholders import with_placeholders
+from yatt.engine.build import build_engine
+from yatt.engine.protocol import Engine, EngineOptions
+from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
+from yatt.errors import WorkerFailed
+from yatt.media.kept import KeptFiles
+from yatt.media.prepare import load_preparation
+from yatt.models.pictures.tokens import picture_tokens
+from yatt.records import message as m
+
+pytestmark = needs("vllm")
+PAD, TOLERANCE = 5, 5e-6
+SIZES = {"first": (112, 84), "second": (56, 140)}
+
+
+def picture(name: str) -> Image.Image:
+    width, height = SIZES[name]
+    draw = np.random.default_rng(len(name))
+    return Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A started engine, the same model in transformers, and prepared pictures."""
+
+    engine: Engine
+    options: EngineOptions
+    model: Any
+    processor: Any
+    files: KeptFiles
+    preparation: Any
+
+    def placed(self, *names: str) -> tuple[list[int], tuple[m.PlacedMedia, ...]]:
+        """Ids of a prompt with these pictures, and their prepared files."""
+        refs = [m.MediaRef(name, name, *SIZES[name]) for name in names]
+        ids = [40, *[token for _ in names for token in (3, PAD, 4)], *range(60, 72)]
+        expanded, media = with_placeholders(ids, refs, picture_tokens(self.options.model))
+        return expanded, tuple(self._prepared(each) for each in media)
+
+    def _prepared(self, media: m.PlacedMedia) -> m.PlacedMedia:
+        digest = media_digest(media.ref.sha256, self.preparation.digest)
+        with self.files.order(1), self.files.claimed_file(1, digest) as kept:
+            if kept is None:
+                grid, patches = self.preparation.patches_of(picture(media.ref.path))
+                assert grid == media.grid, "a grid follows from the size"
+                self.files.keep_file(1, digest, grid, patches)
+        return msgspec.structs.replace(media, prepared=digest)
+
+    def completed(self, ids: list[int], media: tuple[m.PlacedMedia, ...], **more: Any) -> m.Completed:
+        asked = {
+            "request_id": "0", "prompt_ids": m.pack_ids(ids), "seed": 3, "temperature": 1.0, "top_p": 1.0,
+            "top_k": -1, "max_tokens": 10, "ignore_eos": True, "media": media,
+        }  # fmt: skip
+        self.engine.add(m.SampleRequest(**(asked | more)))
+        while True:
+            if found := self.engine.step():
+                return found[0]
+
+    def expected(self, prompt: list[int], completion: list[int], *names: str) -> torch.Tensor:
+        """transformers' log-probs of a completion; its own processor prepares the pictures."""
+        return _logprobs(self, torch.tensor([[*prompt, *completion]]), len(prompt), names)
+
+    def difference(self, prompt: list[int], given: m.Completed, *names: str) -> float:
+        expected = self.expected(prompt, m.unpack_ids(given.token_ids), *names)
+        return float((torch.tensor(m.unpack_floats(given.logprobs)) - expected).abs().max())
+
+
+def _logprobs(scene: Scene, ids_1T: torch.Tensor, start: int, names: tuple[str, ...]) -> torch.Tensor:
+    """Only the prompt's placeholders are pictures: the policy may sample the same token."""
+    types = torch.zeros_like(ids_1T)
+    types[0, :start] = (ids_1T[0, :start] == PAD).int()
+    inputs: dict[str, Any] = {}
+    if names:
+        made = scene.processor(images=[picture(name) for name in names], return_tensors="pt")
+        inputs = {**made, "mm_token_type_ids": types}
+    plain = scene.model.model.get_placeholder_mask
+    scene.model.model.get_placeholder_mask = lambda ids, *rest, **more: plain(
+        torch.where((types == 0) & (ids == PAD), 60, ids), *rest, **more
+    )
+    try:
+        with torch.no_grad():
+            logits = scene.model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), **inputs).logits
+    finally:
+        scene.model.model.get_placeholder_mask = plain
+    rows = logits[0, start - 1 : -1].float().log_softmax(-1)
+    return rows.gather(1, ids_1T[0, start:, None])[:, 0]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_vision_model(folder / "model", request.param)
+    options = options_for(
+        model, deterministic=False, max_model_tokens=256, takes_pictures=True, most_pictures=2,
+        media_folder=str(folder / "media"),
+    )  # fmt: skip
+    engine = build_engine("vllm", options)
+    engine.start()
+    yield Scene(
+        engine=engine, options=options,
+        model=AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval(),
+        processor=AutoImageProcessor.from_pretrained(model), files=KeptFiles(folder / "media", 1 << 24),
+        preparation=load_preparation(Path(model)),
+    )  # fmt: skip
+    engine.close()
+
+
+@pytest.mark.parametrize("names", [(), ("first",), ("first", "second"), ("second", "second")])
+def test_log_probs_are_those_of_transformers(scene: Scene, names: tuple[str, ...]) -> None:
+    ids, media = scene.placed(*names)
+    given = scene.completed(ids, media)
+    assert scene.difference(ids, given, *names) <= TOLERANCE
+    if names:
+        blind = scene.expected(ids, m.unpack_ids(given.token_ids))
+        assert float((torch.tensor(m.unpack_floats(given.logprobs)) - blind).abs().max()) > 1e-2, "it looks"
+
+
+def test_a_completion_that_goes_on_elsewhere_has_the_same_log_probs(scene: Scene) -> None:
+    ids, media = scene.placed("first", "second")
+    whole = scene.completed(ids, media)
+    begun = [*ids, *m.unpack_ids(whole.token_ids)[:4]]
+    rest = scene.completed(begun, media, request_id="1", seed=8, max_tokens=6)
+    assert scene.difference(begun, rest, "first", "second") <= TOLERANCE
+
+
+def test_pictures_in_another_order_are_another_prompt(scene: Scene) -> None:
+    ids, _ = scene.placed("first", "second")
+    other_ids, other = scene.placed("second", "first")
+    assert len(ids) == len(other_ids)
+    given = scene.completed(other_ids, other)
+    assert scene.difference(other_ids, given, "second", "first") <= TOLERANCE
+    completion = m.unpack_ids(given.token_ids)
+    first, second = (scene.expected(i, completion, *names) for i, names in
+                     ((ids, ("first", "second")), (other_ids, ("second", "first"))))  # fmt: skip
+    assert float((first - second).abs().max()) > 1e-3
+
+
+def test_a_hash_of_another_picture_would_give_its_features(scene: Scene) -> None:
+    """A planted mistake: vLLM believes the hash, so it has to name file and preparation."""
+    ids, media = scene.placed("first")
+    scene.completed(ids, media)
+    (scene_file,) = media
+    digest = "e" * 64
+    with scene.files.order(2), scene.files.claimed_file(2, digest):
+        grid, patches = scene.preparation.patches_of(picture("first"))
+        scene.files.keep_file(2, digest, grid, 255 - patches)
+    inverted = msgspec.structs.replace(scene_file, prepared=digest)
+    assert scene.difference(ids, scene.completed(ids, (inverted,)), "first") > 1e-2
+
+
+def test_requests_that_this_engine_cannot_serve_are_refused(scene: Scene) -> None:
+    """The time is that of two engines' starts, which a whole run has too."""
+    ids, media = scene.placed("first")
+    with pytest.raises(ValueError, match="has 3 pictures; this engine takes 2"):
+        scene.completed(ids, media * 3)
+    gone = msgspec.structs.replace(media[0], prepared="0" * 64)
+    with pytest.raises(WorkerFailed, match="a prepared picture cannot be read"):
+        scene.completed(ids, (gone,))
+
+
+def test_a_new_tower_is_taken_compared_and_nothing_of_the_old_one_is_kept(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Features of pictures are cached by hash, in three places: all of them are of the old weights. The time
+    is that of two engines' starts, which a whole run has too."""
+    ids, media = scene.placed("first", "second")
+    scene.completed(ids, media)
+    files = Path(scene.options.model).glob("*.safetensors")
+    old = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    new = {
+        name: tensor * 1.5 if "visual." in name and tensor.dim() == 1 else tensor
+        for name, tensor in old.items()
+    }
+    folder = publish_tensors(tmp_path / "v7", new, 7)
+    scene.engine.load_weights(7, folder)
+    try:
+        found = scene.engine.compare_weights(7, folder)
+        assert found.differing == () and found.num_compared == found.num_readable > 30
+        given = scene.completed(ids, media)
+        assert scene.difference(ids, given, "first", "second") > 1e-3, "of the old tower"
+        _scale_tower(scene.model, 1.5)
+        assert scene.difference(ids, given, "first", "second") <= TOLERANCE
+        _scale_tower(scene.model, 1 / 1.5)
+        index = msgspec.json.decode((Path(folder) / INDEX_NAME).read_bytes(), type=PublicationIndex)
+        tower = next(name for name, tensor in new.items() if "visual." in name and tensor.dim() == 1)
+        stems = [Path(stem) for stem in index.stems]
+        write_publication(Path(folder), stems, 7, index.sums | {tower: index.sums[tower] ^ 1})
+        assert scene.engine.compare_weights(7, folder).differing == (tower,)
+    finally:
+        scene.engine.load_weights(8, publish_tensors(tmp_path / "v8", old, 8))
+    assert scene.difference(ids, scene.completed(ids, media), "first", "second") <= TOLERANCE
+
+
+def _scale_tower(model: Any, factor: float) -> None:
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "visual." in name and tensor.dim() == 1:
+                tensor.mul_(factor)

@@ -1,0 +1,26 @@
+"""Folders with a tiny processor of each family, as a model's folder has them; made offline."""
+
+import json
+from pathlib import Path
+
+FAMILIES = {
+    "qwen2_5_vl": ("Qwen2VLImageProcessor", 14, {"shortest_edge": 28 * 28, "longest_edge": 224 * 224}),
+    "qwen3_vl": ("Qwen2VLImageProcessor", 16, {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}),
+    "glm4v_moe": ("Glm4vImageProcessor", 14, {"shortest_edge": 56 * 56, "longest_edge": 2 * 224 * 224}),
+}
+"""Class of the processor, side of a patch, and limits of a picture's pixels."""
+
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
+
+def write_processor(folder: Path, family: str = "qwen3_vl", **changes: object) -> Path:
+    """Writes preprocessor_config.json of a family; returns the folder."""
+    kind, patch, size = FAMILIES[family]
+    settings = {
+        "image_processor_type": kind, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
+        "size": size, "image_mean": MEAN, "image_std": STD, "resample": 3, "do_convert_rgb": True,
+        "do_normalize": True, "do_rescale": True, "do_resize": True, "rescale_factor": 1 / 255, **changes,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder

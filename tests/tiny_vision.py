@@ -1,0 +1,70 @@
+"""Tiny random vision-language models with tokenizer and processor, made on the spot.
+
+A head has 32 elements, the least that vLLM's attention on CPU takes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.tiny_models import VISION_CHAT, VISION_TOKENS, VOCAB_SIZE, make_tokenizer
+from tests.tiny_processors import write_processor
+
+IDS = {
+    "vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6,
+}  # fmt: skip
+KINDS = ("qwen2_5_vl", "qwen3_vl")
+_TEXT = {
+    "vocab_size": VOCAB_SIZE, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "spatial_merge_size": 2, "in_channels": 3,
+    "temporal_patch_size": 2,
+}  # fmt: skip
+
+
+def config_of(kind: str) -> Any:
+    """transformers' config of a tiny model."""
+    import transformers
+
+    def rope(sections: list[int], **more: Any) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **more}
+
+    if kind == "qwen2_5_vl":
+        text = _TEXT | {"hidden_size": 128, "rope_parameters": rope([4, 6, 6])}
+        vision = {
+            "depth": 2, "patch_size": 14, "out_hidden_size": 128, "window_size": 56,
+            "fullatt_block_indexes": [1],
+        }  # fmt: skip
+        make = transformers.Qwen2_5_VLConfig
+    else:
+        sections = rope([6, 5, 5], mrope_interleaved=True)
+        text = _TEXT | {"hidden_size": 64, "head_dim": 32, "rope_parameters": sections}
+        vision = {
+            "depth": 3, "patch_size": 16, "out_hidden_size": 64, "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1],
+        }  # fmt: skip
+        make = transformers.Qwen3VLConfig
+    return make(text_config=text, vision_config=_VISION | vision, tie_word_embeddings=False, **IDS)
+
+
+def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
+    """A random model far from zero, so that mistakes show."""
+    import torch
+    import transformers
+
+    make_tokenizer(folder, [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT)
+    write_processor(folder, kind)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForImageTextToText.from_config(config_of(kind)).float()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn_like(tensor) * 0.05)
+            elif "embed" not in name and "patch" not in name:
+                tensor.mul_(3.0)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    return str(folder)

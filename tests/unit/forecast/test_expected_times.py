@@ -1,0 +1,88 @@
+"""Expected seconds: operations by counting, and what more or faster hardware changes."""
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.bench.recipes import FOLDER, ROOT, recipe_of
+from tests.runs import HANG_S
+from tests.unit.forecast.test_memory_plan import config_of
+from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.forecast.memory.times import (
+    HardwareRates,
+    TimeInputs,
+    engine_speed,
+    iteration_times,
+    num_engines,
+    train_s,
+)
+from yatt.forecast.time.figures import RunFigures
+from yatt.models.model import read_model
+
+
+def recipe(name: str):
+    return recipe_of(FOLDER / f"{name}.yaml")
+
+
+def times(found, **inputs):
+    return iteration_times(found.config, found.models, found.plan, TimeInputs(**({"tokens": 1024} | inputs)))
+
+
+def test_passes_and_gpus_count():
+    config = config_of("trainer.mini_batch_size=128", "trainer.tensor_model_parallel_size=2")
+    model, rates = read_model(config.model.path), HardwareRates()
+    once = train_s(config, model, 4096, rates)
+    assert train_s(config, model, 4096, replace(rates, utilization=0.6)) == pytest.approx(once / 2)
+    plain = train_s(config_of("trainer.mini_batch_size=128", "trainer.recompute=none"), model, 4096, rates)
+    assert plain == pytest.approx(once * 3 / 4)
+    two_steps = train_s(config_of("trainer.mini_batch_size=64"), model, 4096, rates)
+    assert two_steps == pytest.approx(once * 5 / 4)  # log-probs before the first step
+    assert train_s(config_of("trainer.mini_batch_size=128", "launch.nodes=2"), model, 4096, rates) == once / 2
+
+
+def test_a_decoding_step_reads_weights_and_sequences():
+    found = recipe("qwen3-8b-rule")
+    engine, rates = found.plan.engines[0], HardwareRates(memory_bytes_per_s=1e12, memory_share=0.5)
+    speed = engine_speed(engine, found.models["rollout"], 1e5, rates)
+    assert speed == EngineSpeed(engine.weights / 5e11, 1e5 * engine.kv_token_bytes / 5e11)
+
+
+def test_verdicts_are_beside_the_rollout_where_they_have_gpus():
+    found = recipe("qwen3-8b-genrm")
+    beside = times(found)
+    assert beside.total_s == max(beside.rollout_s, beside.verdicts_s) + beside.train_s + beside.switch_s
+    after = replace(beside, is_colocated=True)
+    assert after.total_s == beside.rollout_s + beside.verdicts_s + beside.train_s + beside.switch_s
+    assert (num_engines(found.config, "rollout"), num_engines(found.config, "genrm:judge")) == (4, 4)
+
+
+def test_figures_of_a_run_replace_rates():
+    found = recipe("qwen3-8b-rule")
+    figures = RunFigures(speeds={"rollout": EngineSpeed(1.0, 0.0)}, train_gpu_s=0.5, switch_s=3.0)
+    measured = times(found, measured=figures)
+    assert (measured.train_s, measured.switch_s) == (0.5 * 1024 / 8, 3.0)
+    assert measured.rollout_s == pytest.approx(1024)  # 128 sequences in each of eight engines
+    assert times(found).rollout_s < 100
+
+
+def test_the_command_for_the_simulator_works(tmp_path):
+    path = FOLDER / "qwen3-8b-genrm.yaml"
+    plan = [sys.executable, "-m", "yatt.cli.main", "plan", str(path)]
+    said = subprocess.run(plan, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S, check=True).stdout
+    words = shlex.split(said.partition("yatt simulate CONFIG ")[2].splitlines()[0])
+    command = [sys.executable, "-m", "yatt.cli.main", "simulate", str(path), *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["figures"] == "given on the command line"
+
+
+@pytest.mark.parametrize("option", [["--mfu", "2"], ["--gpu-gib", "0"], ["--tokens", "-1"], ["--mfu", "nan"]])
+def test_a_number_out_of_range_is_refused(option):
+    command = [sys.executable, "-m", "yatt.cli.main", "plan", str(FOLDER / "qwen3-8b-rule.yaml"), *option]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
+    assert done.returncode == 2
+    assert f"{option[0]} {float(option[1]):g}: write a number from" in done.stderr

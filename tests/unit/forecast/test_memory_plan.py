@@ -1,0 +1,153 @@
+"""Memory plans of models that no test machine has."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import HANG_S
+from yatt.config.load import load_run_config
+from yatt.forecast.memory.fit import GIB, memory_faults, memory_plan
+from yatt.forecast.memory.parameters import chunk_buffers, table_of
+from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
+from yatt.forecast.memory.trainer import TrainerMemory, stage_buffers, trainer_demand
+from yatt.models.model import read_model
+from yatt.models.rows import OUTPUT
+
+ROOT = Path(__file__).parents[3]
+QWEN3_8B = str(ROOT / "configs/recipes/models/Qwen3-8B")
+LONG = [
+    f"model.path={QWEN3_8B}", "model.dtype=bfloat16", "data.train_files=[x]", "launch.gpus_per_node=8",
+    "data.max_prompt_tokens=2048", "rollout.max_response_tokens=30720", "rollout.kv_cache_bytes=0",
+    "trainer.max_tokens_per_micro_batch=32768", "trainer.recompute=full", "trainer.train_batch_size=128",
+    "trainer.mini_batch_size=64", "trainer.tensor_model_parallel_size=2",
+]  # fmt: skip
+
+
+def config_of(*more: str):
+    return load_run_config([ROOT / "configs/gsm8k.yaml"], [*LONG, *more])
+
+
+def plan_of(*more: str):
+    config = config_of(*more)
+    return memory_plan(config, {"rollout": read_model(config.model.path)})
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_qwen3_8b_trains_at_32k_tokens_on_eight_gpus(cp):
+    """TP 2 x DP 4, and TP 2 x CP 2 x DP 2, on GPUs of 80 GiB."""
+    plan = plan_of(f"trainer.context_parallel_size={cp}")
+    assert list(memory_faults(plan)) == []
+    assert 40 * GIB < plan.trainer_peak < 76 * GIB
+    assert plan.worst.weights + plan.worst.gradients == pytest.approx(6 * 8.19e9 / 2, rel=0.01)
+    assert plan.worst.optimizer == pytest.approx(12 * 8.19e9 / 8, rel=0.01)
+
+
+def test_scores_of_context_parallel_attention_in_plain_torch_fit_only_where_a_kernel_needs_none():
+    cp2 = "trainer.context_parallel_size=2"
+    plain, fused = plan_of(cp2, "model.spec=torch"), plan_of(cp2)
+    assert not list(memory_faults(plain))
+    assert plain.trainer_peak == pytest.approx(fused.trainer_peak, rel=0.05)
+    single = plan_of(cp2, "model.spec=torch", "model.dtype=float32")
+    assert single.worst.layer > 20 * plain.worst.layer
+    assert "training needs" in dict(memory_faults(single))["trainer"]
+
+
+def test_a_reference_model_costs_its_weights():
+    with_kl = plan_of("algorithm.kl_in=loss")
+    assert with_kl.trainer_peak - plan_of().trainer_peak == with_kl.worst.weights
+    assert with_kl.hosts[0].reference == 8 * with_kl.worst.weights
+
+
+def test_an_engine_without_room_for_one_sequence_is_named():
+    faults = dict(memory_faults(plan_of("rollout.gpu_memory_utilization=0.25")))
+    assert "one sequence of 32768 tokens" in faults["rollout.tp_size"]
+
+
+def test_host_memory_that_is_too_small_is_named():
+    plan = plan_of()
+    assert "host memory" in dict(memory_faults(plan, 100 * GIB))["launch.nodes"]
+    assert not list(memory_faults(plan, 200 * GIB))
+
+
+@pytest.mark.parametrize("pp", [1, 2, 5, 7])
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_have_every_parameter(pp, tied, tmp_path):
+    values = json.loads((Path(QWEN3_8B) / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = config_of(
+        f"model.path={tmp_path}",
+        f"trainer.pipeline_model_parallel_size={pp}",
+        f"launch.gpus_per_node={2 * pp}",
+    )
+    model = read_model(str(tmp_path))
+    demand = trainer_demand(config, model.shape, table_of(model))
+    found = sum(stage_buffers(demand, stage).state for stage in range(pp))
+    row_of = {row.name: row for row in model.rows}
+    copied = row_of["embedding.word_embeddings.weight"].full_shape if tied and pp > 1 else (0, 0)
+    total = sum(_numel(row) for row in model.rows) + copied[0] * copied[1]
+    cut = sum(_numel(row) for row in model.rows if "norm" not in row.name) + copied[0] * copied[1]
+    assert (OUTPUT in row_of) is not tied
+    assert found == cut // 2 + (total - cut)
+
+
+def _numel(row) -> int:
+    return row.num_rows * (row.width or 1)
+
+
+def test_layers_of_interleaved_stages_are_megatrons():
+    layout = config_of(
+        "trainer.pipeline_model_parallel_size=2", "trainer.virtual_pipeline_model_parallel_size=3"
+    ).trainer
+    assert [model_chunks(36, layout, stage) for stage in (0, 1)] == [
+        [range(0, 6), range(12, 18), range(24, 30)], [range(6, 12), range(18, 24), range(30, 36)],
+    ]  # fmt: skip
+    assert [in_flight(planned_layout(layout, 8), stage) for stage in (0, 1)] == [7, 5]
+
+
+MOE = {
+    "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "head_dim": 16, "num_key_value_heads": 4, "num_experts": 8, "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2, "vocab_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (4, 2), (8, 1)])
+def test_experts_are_divided_over_ep_and_etp_and_their_state_over_the_other_ranks(tmp_path, ep, etp):
+    (tmp_path / "config.json").write_text(json.dumps(MOE))
+    model = read_model(str(tmp_path))
+    rows, layout = model.rows, RankLayout(world_size=16, tp=2, ep=ep, etp=etp)
+    kinds = table_of(model).chunk(range(model.shape.num_layers), is_tied=False)
+    sizes = chunk_buffers(kinds, layout, has_copy=False)
+    experts = sum(_numel(row) for row in rows if row.is_expert)
+    whole = sum(_numel(row) for row in rows if "norm" in row.name or "router" in row.name)
+    dense = (sum(_numel(row) for row in rows) - experts - whole) // 2 + whole
+    shards = 16 // (ep * etp) if ep > 1 else 8
+    assert sizes.numel == pytest.approx(dense + experts / (ep * etp), rel=0.02)
+    assert sizes.state == pytest.approx(dense / 8 + experts / (ep * etp) / shards, abs=1)
+
+
+def test_the_command_prints_bytes_for_programs():
+    command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    parts = found["bytes"]["GPU that trains, pipeline stage 0 of 1"]
+    assert found["fits"] and parts["peak"] == plan_of().trainer_peak
+
+
+def test_the_command_ends_with_the_users_code_where_nothing_fits():
+    command = [sys.executable, "-m", "yatt.cli.main", "plan", "configs/gsm8k.yaml", *LONG, "--gpu-gib", "24"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
+    assert done.returncode == 2
+    assert "does not fit: trainer: training needs" in done.stdout
+
+
+def test_an_optimizer_that_is_away_shares_its_place_with_activations():
+    at = {"stage": 0, "weights": 2, "gradients": 4, "reference": 1, "activations": 10, "head": 3, "layer": 5}
+    few, many = ({**at, "optimizer": size, "step": 6} for size in (8, 40))
+    assert TrainerMemory(**few).peak == 7 + 8 + 15
+    assert TrainerMemory(**few, is_optimizer_away=True).peak == 7 + 15
+    assert TrainerMemory(**many, is_optimizer_away=True).peak == 7 + 40 + 6

@@ -1,0 +1,91 @@
+"""Grids and placeholder tokens by size alone, compared with transformers' processor."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yatt.errors import ConfigError
+from yatt.models.pictures.tokens import picture_tokens
+
+IDS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5}
+
+
+def folder_of(folder: Path, processor: dict[str, Any], name: str = "preprocessor_config.json") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}, **IDS}))
+    (folder / name).write_text(json.dumps(processor))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("patch", "limits"), [(14, (3136, 50_000)), (16, (65_536, 1_000_000))])
+def test_every_grid_is_that_of_the_processor(tmp_path: Path, patch: int, limits: tuple[int, int]) -> None:
+    from transformers import Qwen2VLImageProcessor
+
+    sizes = {"shortest_edge": limits[0], "longest_edge": limits[1]}
+    processor = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, size=sizes)
+    processor.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    tokens = picture_tokens(folder_of(tmp_path / "model", settings))
+    draw, refused = random.Random(patch), 0
+    for _ in range(400):
+        width, height = (round(2 ** draw.uniform(0, 12)) for _ in range(2))
+        try:
+            expected = processor.get_number_of_image_patches(height, width, {})
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match="no side may be more than 200 times the other"):
+                tokens.grid_of(width, height)
+        else:
+            grid = tokens.grid_of(width, height)
+            assert grid[0] * grid[1] * grid[2] == expected, (width, height)
+            assert len(tokens.placeholder_ids(grid)) == expected // 4
+    assert 0 < refused < 200
+
+
+def test_limits_of_the_run_take_the_place_of_the_folders(tmp_path: Path) -> None:
+    sizes = {"size": {"shortest_edge": 1024, "longest_edge": 1 << 20}}
+    folder = folder_of(tmp_path / "model", {"patch_size": 16, "merge_size": 2, **sizes})
+    assert picture_tokens(folder).grid_of(640, 640) == (1, 40, 40)
+    assert picture_tokens(folder, 0, 320 * 320).grid_of(640, 640) == (1, 20, 20)
+    assert picture_tokens(folder, 640 * 640, 0).grid_of(64, 64) == (1, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        ({}, "has no preprocessor_config.json or processor_config.json with a patch_size"),
+        ({"patch_size": "16"}, "patch_size is missing, or no whole number"),
+        ({"patch_size": 16}, "merge_size is missing"),
+        ({"patch_size": 16, "merge_size": 0}, "merge_size is missing, or no whole number of 1 or more"),
+        ({"patch_size": 16, "merge_size": 2}, "min_pixels is missing"),
+        ({"patch_size": 16, "merge_size": 2, "min_pixels": 1, "max_pixels": True}, "max_pixels is missing"),
+        ({"patch_size": 16, "merge_size": 2, "size": 3}, "min_pixels is missing"),
+    ],
+)
+def test_a_processor_without_a_value_is_refused(tmp_path: Path, processor: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        picture_tokens(folder_of(tmp_path / "model", processor))
+
+
+def test_older_names_and_the_newer_file_are_read(tmp_path: Path) -> None:
+    old = {"patch_size": 14, "merge_size": 2, "min_pixels": 784, "max_pixels": 7840}
+    new = {
+        "image_processor": {
+            "patch_size": 14,
+            "merge_size": 2,
+            "size": {"shortest_edge": 784, "longest_edge": 7840},
+        }
+    }
+    first = picture_tokens(folder_of(tmp_path / "old", old))
+    assert picture_tokens(folder_of(tmp_path / "new", new, "processor_config.json")) == first
+    assert (first.image_token_id, first.mark_ids) == (5, (3, 5, 4))
+
+
+def test_another_type_of_model_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", {"patch_size": 16})
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
+    with pytest.raises(ConfigError, match="architecture 'gemma3' is not supported"):
+        picture_tokens(folder)

@@ -1,0 +1,112 @@
+"""Models that take pictures: their shape and weight table against real files, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from tests.tiny_vision import KINDS, make_vision_model
+from yatt.errors import ConfigError
+from yatt.models.folder import takes_pictures
+from yatt.models.model import Model, model_of, read_model
+from yatt.models.tensors import tensor_faults
+
+QWEN2_5_7B = {
+    "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 128000,
+    "vocab_size": 152064, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "use_sliding_window": False,
+    "sliding_window": 32768, "max_window_layers": 28, "tie_word_embeddings": False, "hidden_act": "silu",
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "attention_dropout": 0.0,
+    "vision_config": {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+        "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+        "spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+"""As released, with the decoder's keys at the top."""
+
+QWEN3_8B = {
+    "model_type": "qwen3_vl", "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 262144,
+        "model_type": "qwen3_vl_text", "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 5000000, "vocab_size": 151936,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    },
+    "vision_config": {
+        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 4304,
+        "model_type": "qwen3_vl", "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 4096,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+
+
+def shapes_in(folder: str) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for file in Path(folder).glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return found
+
+
+def num_elements(model: Model) -> int:
+    return sum(row.num_rows * (row.width or 1) for row in model.rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_has_every_tensor_of_the_files_with_its_shape(tmp_path: Path, kind: str) -> None:
+    folder = make_vision_model(tmp_path / kind, kind)
+    model, shapes = read_model(folder), shapes_in(folder)
+    assert list(tensor_faults(model, shapes)) == []
+    conv = next(row for row in model.rows if row.name == "vision.patch_embed.proj.weight")
+    assert conv.full_shape == (64, conv.width) and len(conv.tail) == 4
+    assert takes_pictures(folder)
+    shapes.pop(next(name for name in shapes if "visual.blocks.1" in name))
+    assert len(list(tensor_faults(model, shapes))) == 1
+
+
+def test_released_configs_have_the_released_number_of_elements() -> None:
+    assert num_elements(model_of(QWEN2_5_7B)) == 8_292_166_656
+    assert num_elements(model_of(QWEN3_8B)) == 8_767_123_696
+
+
+def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    copy = json.loads(json.dumps(config))
+    *outer, last = key.split(".")
+    place = copy
+    for part in outer:
+        place = place[part]
+    place[last] = value
+    return dict(copy)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value", "says"),
+    [
+        (QWEN3_8B, "vision_config.new_key", 1, r"vision_config\.new_key=1, which is not known"),
+        (QWEN3_8B, "vision_config.window_size", 112, r"vision_config\.window_size=112, which is not known"),
+        (QWEN3_8B, "vision_config.hidden_act", "silu", "hidden_act='silu'; it needs 'gelu_pytorch_tanh'"),
+        (QWEN3_8B, "vision_config.in_channels", 1, "in_channels=1; it needs 3"),
+        (QWEN3_8B, "vision_config.out_hidden_size", 64, "out_hidden_size=64; it needs 4096"),
+        (QWEN3_8B, "vision_config.depth", "27", "depth='27'; it needs a whole number"),
+        (QWEN3_8B, "vision_config.deepstack_visual_indexes", [27], "it needs numbers of the tower's blocks"),
+        (QWEN3_8B, "vision_config.deepstack_visual_indexes", 8, "it needs numbers of the tower's blocks"),
+        (QWEN3_8B, "vision_config.num_heads", 7, "num_heads does not divide its hidden_size"),
+        (QWEN3_8B, "vision_config", None, "has no vision_config"),
+        (QWEN3_8B, "text_config.rope_scaling", None, "mrope_section=None; it needs a list of three"),
+        (QWEN2_5_7B, "rope_scaling.mrope_section", [16, 24], "it needs a list of three"),
+        (QWEN2_5_7B, "rope_scaling.mrope_section", [16, 24, 25], "its sum has to be half of a head's 128"),
+        (QWEN2_5_7B, "use_sliding_window", True, "use_sliding_window=True"),
+        (QWEN2_5_7B, "vision_config.spatial_patch_size", 16, "spatial_patch_size=16; it needs 14"),
+    ],
+)
+def test_settings_that_are_not_implemented_are_refused_by_name(
+    config: dict[str, Any], key: str, value: object, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        model_of(changed(config, key, value))

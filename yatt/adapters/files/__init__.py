@@ -1,0 +1,1 @@
+"""Files on shared folders: whole writes, lines, locks, retries."""

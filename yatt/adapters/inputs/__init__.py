@@ -1,0 +1,1 @@
+"""What users give: rows, models, tokenizers, Python files."""

@@ -1,0 +1,262 @@
+"""Reads and checks the rows of prompt files, JSONL and parquet, one after the other.
+
+verl's columns are read unchanged; other names come from the config. Values keep the types of the file.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.inputs.data_file import data_lines, opened_data
+from yatt.adapters.inputs.media import media_of
+from yatt.adapters.inputs.parquet_rows import column_names, parquet_rows
+from yatt.config.schema import DataSection, RunConfig
+from yatt.errors import ConfigError
+from yatt.plain_files import MAX_DEPTH, encoding_fault, is_deeper
+from yatt.printable import value_in_words
+from yatt.records.episode import IMAGE_MARK, MediaRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt. `prompt` is text, or a list of chat messages ({role, content}).
+
+    `ground_truth` is the value of its column, of any type; None if the row has none.
+    """
+
+    prompt: str | list[dict[str, Any]]
+    ground_truth: Any
+    data_source: str
+    raw: dict[str, Any]
+    media: tuple[MediaRef, ...] = ()
+
+
+def truth_text(value: Any) -> str:
+    """Returns a ground truth as text for templates: text unchanged, anything else as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
+    """Prompt text without control tokens: a single message's content, else all messages with roles."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def config_columns(data: DataSection) -> frozenset[str]:
+    """Returns the columns at the top that the config names, and verl's `extra_info`."""
+    keys = (data.prompt_key, data.ground_truth_key, data.data_source_key, data.media_store and data.image_key)
+    return frozenset(key.split(".", 1)[0] for key in keys if key) | {"extra_info"}
+
+
+def has_column(path: Path, names: Collection[str]) -> bool:
+    """Whether some row of a file may have one of these columns at the top.
+
+    Raises:
+        ConfigError, OSError: as in `raw_rows`.
+    """
+    if path.suffix == ".parquet":
+        return not set(names).isdisjoint(column_names(path))
+    with opened_data(path) as file:
+        return any(_may_have(line, names) for line in data_lines(path, file))
+
+
+def _may_have(line: bytes, names: Collection[str]) -> bool:
+    """Whether a line may have one of these keys; only where characters are escaped, it is parsed."""
+    if any(f'"{name}"'.encode() in line for name in names):
+        return True
+    if b"\\u" not in line and b"\\/" not in line:
+        return False
+    try:
+        return not set(names).isdisjoint(json.loads(line))
+    except (ValueError, TypeError, RecursionError):  # told by who reads the rows
+        return False
+
+
+def called_columns(config: RunConfig) -> frozenset[str] | None:
+    """Returns the columns that functions are called with; None: all of a row's."""
+    if config.environment.path or any(reward.style == "trl" for reward in config.rewards):
+        return None
+    return config_columns(config.data)
+
+
+def raw_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields every row of a file as it is there, with its place, for messages.
+
+    Args:
+        columns: those that are read of a parquet file; None: all.
+
+    Raises:
+        ConfigError: the file or a row cannot be read.
+        OSError: a transient error, which is not a user error.
+    """
+    if path.suffix == ".parquet":
+        rows = parquet_rows(path, columns)
+        yield from ((raw, f"{path}: row {number}") for number, raw in enumerate(rows, start=1))
+        return
+    with opened_data(path) as file:
+        for number, line in enumerate(data_lines(path, file), start=1):
+            if number == 1 and (fault := encoding_fault(line)):
+                raise ConfigError(f"{path}: {fault}.")
+            if not line.isspace():
+                yield _parsed(line, f"{path}: row {number}"), f"{path}: row {number}"
+
+
+def _parsed(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{place} is not text in UTF-8 ({error.reason}); save the file as UTF-8."
+        ) from error
+    except json.JSONDecodeError as error:
+        shown = _shown(line.decode(errors="replace"))
+        raise ConfigError(f"{place} is not JSON ({error.msg}): {shown}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place} is nested too deeply.") from error
+    except ValueError as error:
+        raise ConfigError(f"{place} cannot be read as JSON: {error}.") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{place} is not an object of columns: {_shown(line.decode(errors='replace'))}")
+    return raw
+
+
+def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
+    """Returns a row with the columns that the config names.
+
+    Raises:
+        ConfigError: a column has a value that cannot be used.
+    """
+    if is_deeper(raw, MAX_DEPTH):
+        raise ConfigError(f"{place} is nested too deeply, more than {MAX_DEPTH} levels.")
+    prompt = _descend(raw, data.prompt_key)
+    if isinstance(prompt, list):
+        prompt = without_nulls(prompt)
+    media = _media_in(raw, place, data)
+    if data.media_store:
+        prompt = _with_marks(prompt)
+    if not (isinstance(prompt, str) or _is_chat(prompt)) or not prompt:
+        what = "has no" if prompt in (None, "", []) else "has an unreadable"
+        raise ConfigError(
+            f"{place} {what} prompt: column '{data.prompt_key}' must be text or a list of "
+            f"{{role, content}} messages, both text. The row: {value_in_words(raw)}. "
+            f"Correct the row, or write the column in data.prompt_key."
+        )
+    _refuse_other_marks(prompt, raw, len(media), place, data)
+    source = _descend(raw, data.data_source_key)
+    truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
+    origin = data.default_data_source if source is None else str(source)
+    told = (("prompt", truth_text(prompt)), ("ground truth", truth_text(truth)), ("data source", origin))
+    for name, text in told:
+        _refuse_surrogates(text, name, place)
+    return Row(
+        prompt=prompt,
+        ground_truth=truth,
+        data_source=origin,
+        raw=raw,
+        media=media,
+    )
+
+
+def without_nulls(messages: list[Any]) -> list[Any]:
+    """Returns messages without keys of theirs, or of their tool calls, whose value is null: parquet has every
+    key in every message, and a chat template that looks whether a key is there would take them for given.
+    Null among the arguments of a tool call is a value."""
+    found = []
+    for message in messages:
+        if not isinstance(message, dict):
+            return messages  # refused by whoever reads it
+        message = _without_null_keys(message)
+        if isinstance(calls := message.get("tool_calls"), list):
+            message["tool_calls"] = [_without_null_keys(call) for call in calls]
+        found.append(message)
+    return found
+
+
+def _without_null_keys(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: each for key, each in value.items() if each is not None}
+
+
+def _refuse_surrogates(text: str, name: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}: its {name} contains a lone surrogate (at {error.start}), which no tokenizer accepts. "
+            "Correct the row."
+        ) from error
+
+
+def _media_in(raw: dict[str, Any], place: str, data: DataSection) -> tuple[MediaRef, ...]:
+    """Returns the pictures of a row; none if the model takes none."""
+    return media_of(raw.get(data.image_key), place) if data.media_store else ()
+
+
+def _with_marks(prompt: Any) -> Any:
+    """Returns messages whose contents are text: parts become their text, and marks for pictures."""
+    if not isinstance(prompt, list):
+        return prompt
+    return [
+        message | {"content": _text_of_parts(content)}
+        if isinstance(message, dict) and isinstance(content := message.get("content"), list)
+        else message
+        for message in prompt
+    ]
+
+
+def _text_of_parts(parts: list[Any]) -> Any:
+    texts = [text for text in map(_part_text, parts) if text is not None]
+    return "".join(texts) if len(texts) == len(parts) else parts  # refused by whoever reads it
+
+
+def _part_text(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image":
+        return IMAGE_MARK
+    text = part.get("text") if kind == "text" else None
+    return text if isinstance(text, str) else None
+
+
+def _refuse_other_marks(prompt: Any, raw: dict[str, Any], num: int, place: str, data: DataSection) -> None:
+    """Refuses a row whose prompt has more or fewer marks than the row has pictures.
+
+    A mark in a row without the column is text.
+    """
+    if not data.media_store or data.image_key not in raw:
+        return
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    if (marks := sum(text.count(IMAGE_MARK) for text in texts)) != num:
+        raise ConfigError(
+            f"{place}: its prompt has {marks} times {IMAGE_MARK}, but column '{data.image_key}' has {num} "
+            "pictures. Write the mark where each picture belongs."
+        )
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in prompt
+    )
+
+
+def _descend(raw: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(raw, dict):
+            return None
+        raw = raw.get(part)
+    return raw
+
+
+def _shown(text: str, width: int = 160) -> str:
+    text = text.strip()
+    return text if len(text) <= width else text[:width] + " ..."

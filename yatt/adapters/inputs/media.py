@@ -1,0 +1,80 @@
+"""Pictures that belong to prompts: their references in data rows, and reading their files.
+
+A reference is made when a run is started (`yatt.launch.resolve.making_media`). It names a file below
+`data.media_root`, or one of `data.media_store`, where pictures are whose bytes were in a data file. Data
+never decides what else is opened: a reference that leaves the folder, also by a link, is refused.
+"""
+
+import re
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from yatt.errors import ConfigError
+from yatt.plain_files import open_regular
+from yatt.printable import value_in_words
+from yatt.records.message import MediaRef
+
+MOST_BYTES = 256 << 20
+"""Largest file."""
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    path: str
+    sha256: str
+    width: int
+    height: int
+
+
+def media_of(value: Any, place: str) -> tuple[MediaRef, ...]:
+    """Returns the references in a row's column.
+
+    Args:
+        place: file and row, for messages.
+
+    Raises:
+        ConfigError: not a list of {path, sha256, width, height}; or a path that leaves the folder.
+    """
+    try:
+        found = msgspec.convert([] if value is None else value, list[_Reference])
+        if wrong := next((each for each in found if not _is_whole(each)), None):
+            raise ValueError(f"no path below data.media_root, digest and size: {wrong}")
+    except ValueError as error:
+        raise ConfigError(
+            f"{place}: data.image_key: {value_in_words(value)} is not what was made of it at the start; a "
+            "function of data.map may leave references out, and has to leave the others as they are."
+        ) from error
+    return tuple(MediaRef(each.path, each.sha256, each.width, each.height) for each in found)
+
+
+def _is_whole(reference: _Reference) -> bool:
+    path = PurePosixPath(reference.path)
+    is_below = not path.is_absolute() and ".." not in path.parts
+    return (
+        is_below and bool(_DIGEST.fullmatch(reference.sha256)) and min(reference.width, reference.height) > 0
+    )
+
+
+def media_path(path: str, sha256: str) -> str:
+    """Returns the path of a file in its folder: as named below `data.media_root`; if that is empty, by its
+    digest in `data.media_store`."""
+    return path or f"{sha256[:2]}/{sha256}"
+
+
+def open_media(folder: str, path: str) -> BufferedReader:
+    """Opens one file below a folder.
+
+    Raises:
+        ValueError: it is not below the folder.
+        OSError: it cannot be opened, or is no regular file.
+    """
+    root = Path(folder).resolve()
+    found = (root / path).resolve()
+    if not found.is_relative_to(root):
+        raise ValueError(f"{path} leads out of data.media_root")
+    return open_regular(found)

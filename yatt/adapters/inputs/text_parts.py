@@ -1,0 +1,58 @@
+"""Text of which only some parts are trusted: the template's own text is, contents of data are not."""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text; special tokens in it are parsed only if it is trusted."""
+
+    text: str
+    is_trusted: bool
+
+
+PICTURE = None
+"""A picture between pieces of text; a chat template writes a placeholder for it."""
+
+Content = str | Sequence[TextPart | None]
+"""Of a message: untrusted text, or pieces with pictures between them."""
+
+
+def content_of(content: Content, trust: Callable[[str], str]) -> str | list[dict[str, str]]:
+    """Returns a message's content for a chat template: text; with pictures a list of parts, as transformers'
+    processors have it.
+
+    Args:
+        trust: is applied to text that is not trusted.
+    """
+    parts = [TextPart(content, False)] if isinstance(content, str) else content
+    texts = [part if part is None else part.text if part.is_trusted else trust(part.text) for part in parts]
+    if PICTURE not in texts:
+        return "".join(text for text in texts if text is not None)
+    return [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
+
+
+def new_mark() -> str:
+    """Returns a text that is in no template and no data."""
+    return f"\ue000{secrets.token_hex(8)}\ue001"
+
+
+def is_trusted_match(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
+    """Whether a match lies completely in one trusted part."""
+    ends = list(accumulate(len(part.text) for part in parts))
+    return any(
+        part.is_trusted and end - len(part.text) <= match.start() and match.end() <= end
+        for part, end in zip(parts, ends, strict=True)
+    )
+
+
+def unhidden_parts(text: str, hidden: Mapping[str, str]) -> list[TextPart]:
+    """Splits rendered text into the template's own text (trusted) and the hidden contents (not trusted)."""
+    if not hidden:
+        return [TextPart(text, True)]
+    pieces = re.split("(" + "|".join(map(re.escape, hidden)) + ")", text)
+    return [TextPart(hidden.get(piece, piece), piece not in hidden) for piece in pieces if piece]

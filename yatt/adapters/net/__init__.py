@@ -1,0 +1,1 @@
+"""Connections: ZeroMQ channels, bulk transfers, the key-value service, HTTP."""

@@ -1,0 +1,281 @@
+"""A judge behind a URL, with OpenAI's chat completions API: rate limit, retries, Retry-After.
+
+A request that fails for a passing reason (network, 429, 5xx) is repeated; while the service is down, for
+`api.outage_s` (`yatt.core.requests.outage`). One that the service refuses (400, 413, 422) concerns only its
+text. 401, 403 and 404 are mistakes in the run file, and are told as such. The key is read from the
+environment and is in no message. Answers are data: only the text of the first choice counts.
+"""
+
+import asyncio
+import email.utils
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from yatt import clock
+from yatt.config.schema import GenRMSection
+from yatt.core.requests.outage import Outage
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.records import message as m
+from yatt.records.judged import REFUSED, Said
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_BYTES = 4 << 20
+"""Longest answer that is read."""
+
+MOST_WAIT_S = 300.0
+"""Longest wait before a retry, whatever the service asks for."""
+
+MISTAKES = {401: "check api.key_env", 403: "check api.key_env", 404: "check api.url and model"}
+"""Status codes of mistakes in the run file."""
+
+PASSING = frozenset({408, 409, 425, 429})
+"""Status codes, beside 5xx, after which the same request may succeed."""
+
+BUSY = frozenset({408, 429, 502, 503, 504, *range(520, 528), 529, 530})
+"""Status codes of a service that is down or takes no more requests, or of a proxy before it. Another 5xx may
+concern only its text."""
+
+MOST_DOUBLINGS = 6
+
+_SHOWN_CHARACTERS = 300
+
+
+def check_api(genrm: GenRMSection, key: str) -> None:
+    """Checks what can be known before the run.
+
+    Raises:
+        ConfigError: the key is not in the environment, or verdict.choices, which the API does not have.
+    """
+    if genrm.api.key_env and not _key(genrm):
+        raise ConfigError(
+            f"{key}.key_env: the environment has no {genrm.api.key_env}; export it before yatt starts."
+        )
+    _check_key(genrm, key)
+    if genrm.verdict.choices:
+        raise ConfigError(f"{key}: the API has no choices; write verdict.pattern or verdict.json_schema.")
+
+
+def _key(genrm: GenRMSection) -> str:
+    return os.environ.get(genrm.api.key_env, "") if genrm.api.key_env else ""
+
+
+def _check_key(genrm: GenRMSection, key: str) -> None:
+    """Refuses a key that no HTTP header can have: libraries quote the headers that they refuse."""
+    if not all("!" <= letter <= "~" for letter in _key(genrm)):
+        raise ConfigError(
+            f"{key}.key_env: {genrm.api.key_env} has a line break, a space or a character outside of ASCII."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What came of a request.
+
+    Attributes:
+        said: the answer, or that the service refuses; None: neither, and `why` has the reason.
+        wait_s: how long the service asks to wait.
+        is_silent: the service itself was not heard, or takes no more requests.
+        is_timeout: there was no answer in time, which may be because of the text.
+    """
+
+    said: Said | None = None
+    why: str = ""
+    wait_s: float = 0.0
+    is_silent: bool = False
+    is_timeout: bool = False
+
+
+class JudgeApi:
+    """Client of one service, for one node.
+
+    Args:
+        num_nodes: nodes that share the rate limit.
+        say: called with the error when a service goes down, and with "" when it recovers.
+
+    Raises:
+        ConfigError: the key is one that no request can have.
+    """
+
+    def __init__(
+        self, genrm: GenRMSection, num_nodes: int, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._genrm, api, self._say = genrm, genrm.api, say
+        self._outage, self._is_waited_for = Outage(api.outage_s), False
+        self._requests = itertools.count(1)
+        self._url = f"{api.url.rstrip('/')}/chat/completions"
+        per_minute = api.requests_per_minute / num_nodes
+        self._interval_s = 60 / per_minute if per_minute else 0.0
+        self._next_s = 0.0
+        self._room = asyncio.Semaphore(api.max_concurrency)
+        _check_key(genrm, f"genrms[{genrm.name}].api")
+        self._secret = _key(genrm)
+        self._client = self._make_client()
+
+    def _make_client(self) -> "httpx.AsyncClient":
+        """Reads certificates: not for an event loop."""
+        import httpx
+
+        headers = {"Accept-Encoding": "identity"}  # a compressed answer may be of any length
+        if self._secret:
+            headers["Authorization"] = f"Bearer {self._secret}"
+        limits = httpx.Limits(max_connections=self._genrm.api.max_concurrency)
+        # A proxy would read plain http, and the key in it; https goes through as a tunnel.
+        is_private = self._url.startswith("https://")
+        return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=is_private)
+
+    async def complete(self, text: str, ask: m.Ask, structure: str) -> Said:
+        """Returns the service's answer to one user message.
+
+        Args:
+            structure: as in `m.SampleRequest.structure`.
+
+        Raises:
+            WorkerFailed: there was none, after the retries.
+        """
+        body, tries, begun_s = self._body(text, ask, structure), 0, list[float]()
+        request = next(self._requests)
+        while True:
+            async with self._room:
+                await self._turn()
+                begun_s = [*begun_s[-1:], clock.monotonic_s()]
+                tried = await self._try(body)
+            self._note(tried, begun_s[-1], request)
+            if tried.said is not None:
+                return tried.said
+            tries += 1
+            if tries > self._genrm.api.retries and not self._waits(tried, begun_s[0]):
+                self._end_wait()
+                raise WorkerFailed(f"GenRM '{self._genrm.name}' did not answer ({tries} tries): {tried.why}")
+            await asyncio.sleep(self._pause_s(tries - 1, tried.wait_s))
+
+    def _note(self, tried: "_Tried", began_s: float, request: int) -> None:
+        """Notes whether the service is up."""
+        if tried.is_silent:
+            self._outage.unanswered(began_s, request, is_down=not tried.is_timeout)
+            return
+        self._outage.answered(clock.monotonic_s())
+        self._end_wait()
+
+    def _end_wait(self) -> None:
+        if self._is_waited_for:
+            self._is_waited_for = False
+            self._say("")
+
+    def _waits(self, tried: "_Tried", since_s: float) -> bool:
+        """Whether the request is repeated because the service is down."""
+        waits = self._outage.is_waited_for(since_s, clock.monotonic_s())
+        if waits and not self._is_waited_for:
+            self._is_waited_for = True
+            self._say(tried.why)
+        return waits
+
+    def _body(self, text: str, ask: m.Ask, structure: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._genrm.model, "messages": [{"role": "user", "content": text}],
+            "max_tokens": ask.max_tokens, "temperature": ask.temperature, "seed": ask.seed,
+        }  # fmt: skip
+        if self._genrm.stop:
+            body["stop"] = list(self._genrm.stop)
+        if structure:
+            schema = {"name": "verdict", "schema": json.loads(structure)["json"], "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body |= self._genrm.api.body_fields
+        return {key: value for key, value in body.items() if value is not None}
+
+    async def _turn(self) -> None:
+        """Waits until the rate limit allows one more request."""
+        now_s = clock.monotonic_s()
+        at_s = max(now_s, self._next_s)
+        self._next_s = at_s + self._interval_s
+        if at_s > now_s:
+            await asyncio.sleep(at_s - now_s)
+
+    async def _try(self, body: dict[str, Any]) -> "_Tried":
+        import httpx
+
+        try:
+            async with asyncio.timeout(self._genrm.api.timeout_s):
+                status, headers, content = await self._post(body)
+        except TimeoutError:
+            why = f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}"
+            return _Tried(why=why, is_silent=True, is_timeout=True)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            why = f"{type(error).__name__}; check api.url and api.key_env"  # its text may quote the key
+            return _Tried(said=Said(text="", finish_reason=REFUSED, error=why))
+        except (httpx.HTTPError, OSError) as error:
+            return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"), is_silent=True)
+        except ValueError as error:
+            return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"))
+        if status == 200:
+            said = read_answer(self._without_key(content.decode(errors="replace")).encode())
+            return _Tried(said=said, why="" if said else "the answer is no chat completion")
+        why = f"HTTP {status}: {_shown(self._without_key(content.decode(errors='replace')))}"
+        if status in PASSING or status >= 500:
+            wait_s = retry_after_s(headers.get("retry-after", ""))
+            return _Tried(why=why, wait_s=wait_s, is_silent=status in BUSY)
+        hint = f"; {MISTAKES[status]}" if status in MISTAKES else ""
+        return _Tried(said=Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"))
+
+    async def _post(self, body: dict[str, Any]) -> tuple[int, "httpx.Headers", bytes]:
+        """Returns status, headers and content.
+
+        Raises:
+            ValueError: the content is longer than `MOST_BYTES`.
+        """
+        async with self._client.stream("POST", self._url, json=body) as response:
+            content = b""
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise ValueError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
+            return response.status_code, response.headers, content
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._secret, "***") if self._secret else text
+
+    def _pause_s(self, retry: int, wait_s: float) -> float:
+        """Time before the next try. What the service asks for also holds for requests that come later."""
+        own_s = min(60.0, 2.0 ** min(retry, MOST_DOUBLINGS)) * random.uniform(0.5, 1.0)
+        pause_s = min(MOST_WAIT_S, max(own_s, wait_s))
+        if wait_s:
+            self._next_s = max(self._next_s, clock.monotonic_s() + pause_s)
+        return pause_s
+
+
+def read_answer(content: bytes) -> Said | None:
+    """Returns the first choice of a chat completion; None if it is none."""
+    try:
+        choice = json.loads(content)["choices"][0]
+        message = choice["message"]
+        text, reason = message["content"], choice.get("finish_reason")
+        has_reasoning = any(message.get(key) for key in ("reasoning_content", "reasoning"))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    if not isinstance(text, str | None):
+        return None
+    whole = (text or "").encode(errors="replace").decode()  # without halves of characters
+    end = "length" if reason == "length" else "stop"
+    return Said(text=whole, finish_reason=end, has_reasoning=has_reasoning)
+
+
+def retry_after_s(header: str) -> float:
+    """Returns the seconds of a Retry-After header, which may also be a date; 0 if there is none."""
+    if header.strip().isdecimal():
+        return min(MOST_WAIT_S, float(header))
+    try:
+        at = email.utils.parsedate_to_datetime(header)
+    except (TypeError, ValueError):
+        return 0.0
+    return min(MOST_WAIT_S, max(0.0, at.timestamp() - time.time()))
+
+
+def _shown(text: str) -> str:
+    return text[:_SHOWN_CHARACTERS].replace("\n", " ")

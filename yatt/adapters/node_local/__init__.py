@@ -1,0 +1,1 @@
+"""A node's own disk and shared memory."""

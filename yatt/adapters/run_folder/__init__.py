@@ -1,0 +1,1 @@
+"""The records that a run keeps in its folder."""

@@ -1,0 +1,1 @@
+"""Manifests, shards and the commit of a checkpoint."""

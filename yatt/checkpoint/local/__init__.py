@@ -1,0 +1,1 @@
+"""Saves that are first written to a node's own disk."""

@@ -1,0 +1,1 @@
+"""A store of objects: folders and URLs of fsspec, their faults and retries."""

@@ -1,0 +1,1 @@
+"""Arguments of commands whose work imports much."""

@@ -1,0 +1,1 @@
+"""The sections of the config, and the ranges of their values."""

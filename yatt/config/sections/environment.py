@@ -1,0 +1,38 @@
+"""The run file's section about episodes of several turns."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from yatt.config.sections.ranges import COUNT, FILE, LINE, SECONDS, Free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSection:
+    """A function of your own that answers the policy's turns; without it a sample has one turn.
+
+    `step(text, episode)` gets the policy's turn and returns the answer as text, or None to end the episode.
+    It is called in processes that may be killed, and keeps no state: `episode` has all earlier turns."""
+
+    path: Annotated[str, FILE] = ""
+    """A Python file; empty: no environment."""
+
+    function: Annotated[str, LINE] = "step"
+    """Name of the function in the file. Async functions are awaited."""
+
+    role: Literal["user", "tool"] = "user"
+    """Role of the answers in the model's chat template."""
+
+    max_turns: Annotated[int, COUNT] = 8
+    """Maximum number of the policy's turns; the last one is not answered. All turns and answers together have
+    at most `rollout.max_response_tokens`."""
+
+    kwargs: dict[str, Free] = field(default_factory=dict)
+    """Passed to the function in `episode.kwargs`."""
+
+    timeout_s: Annotated[float, SECONDS] = 60.0
+    """Time limit of one call."""
+
+    trial: bool = True
+    """Before each start, call the function on a few rows, with the ground truth and with an empty text as the
+    policy's turn. It is refused if every call fails by a missing key, attribute or name, or a wrong type;
+    other failures are told."""

@@ -1,0 +1,333 @@
+"""The run file's sections about scores: reward functions, GenRMs and their verdicts.
+
+The other sections and the complete config are in `yatt.config.schema`.
+"""
+
+import json
+import urllib.parse
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from yatt.config.sections.operation import rule
+from yatt.config.sections.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    FILE,
+    FILLED,
+    FINITE,
+    FREE,
+    LINE,
+    MOST_S,
+    SECONDS,
+    SHARE,
+    SIZE_BYTES,
+    Free,
+    range_between,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSection:
+    """A reward function: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`."""
+
+    name: Annotated[str, LINE]
+    """Name of the score in metrics."""
+
+    path: Annotated[str, FILE]
+    """A Python file, or `builtin:NAME` for a function that ships with yatt."""
+
+    function: Annotated[str, LINE] = "compute_score"
+    """Name of the function in the file. Async functions are awaited."""
+
+    style: Literal["verl", "trl"] = "verl"
+    """trl: `fn(prompts, completions, **columns) -> list[float]`."""
+
+    scope: Literal["auto", "sample", "batch", "group"] = "auto"
+    """What one call gets: a sample; a batch of samples; or all samples of a prompt group. With batch and
+    group, verl functions get lists (`data_sources, solution_strs, ground_truths, extra_infos`) and return a
+    list. auto: trl functions get the group, others a sample."""
+
+    batch_size: Annotated[int, COUNT] = 64
+    """With scope batch: most samples of a call."""
+
+    batch_wait_s: Annotated[float, SECONDS] = 0.05
+    """With scope batch: how long a call waits for more samples."""
+
+    weight: Annotated[float, FINITE] = 1.0
+    """Weight of the score in the reward. 0: measured only; its failures then drop no prompt group."""
+
+    kwargs: dict[str, Free] = field(default_factory=dict)
+    """Keyword arguments of each call."""
+
+    timeout_s: Annotated[float, SECONDS] = 60.0
+    """Time limit of one call."""
+
+    trial: bool = True
+    """Before each start, call the function on a few rows, with the ground truth and with an empty text as
+    completion. It is refused if every call fails by a missing key, attribute or name, or a wrong type; other
+    failures are told."""
+
+    def __post_init__(self) -> None:
+        rule(bool(self.name), "name is empty.")
+        rule(
+            not self.path.startswith("builtin:")
+            or (self.scope in ("auto", "sample") and self.style == "verl"),
+            "a built-in function scores one sample; leave out scope and style.",
+        )
+
+    @property
+    def effective_scope(self) -> Literal["sample", "batch", "group"]:
+        """The scope, with auto resolved."""
+        if self.scope == "auto":
+            return "group" if self.style == "trl" else "sample"
+        return self.scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictSection:
+    """How a GenRM's text is parsed into a score: by pattern, choices or json_schema.
+
+    Pointwise, the verdict is the score. Pairwise, it is the share of the comparison, 0 to 1, that the
+    completion shown first has won. Listwise, it is the numbers of all completions, the best first.
+    """
+
+    pattern: Annotated[str, FREE] = ""
+    """Regular expression; the *last* match counts, and its group 1 is the verdict."""
+
+    choices: tuple[Annotated[str, FILLED], ...] = ()
+    """The engine can only write one of these texts (vLLM's structured output)."""
+
+    json_schema: Annotated[str, FREE] = ""
+    """The engine can only write JSON of this schema, itself written as JSON (vLLM's structured output)."""
+
+    json_key: Annotated[str, LINE] = "score"
+    """Key of the verdict in that JSON."""
+
+    scores: dict[str, Annotated[float, FINITE]] = field(default_factory=dict)
+    """Maps verdicts to scores. Empty: the verdict itself is a plain decimal number."""
+
+    minimum: Annotated[float, FINITE] = -1000.0
+    """A number below this is not a valid verdict."""
+
+    maximum: Annotated[float, FINITE] = 1000.0
+    """A number above this is not a valid verdict."""
+
+    timeout_s: Annotated[float, SECONDS] = 5.0
+    """Time limit of the pattern search in one text."""
+
+    def __post_init__(self) -> None:
+        rule(self.minimum <= self.maximum, f"minimum {self.minimum:g} is above maximum {self.maximum:g}.")
+        kinds = [name for name in ("pattern", "choices", "json_schema") if getattr(self, name)]
+        rule(len(kinds) < 2, f"{' and '.join(kinds)} are alternatives; write one of them.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSection:
+    """A judge behind a URL, with OpenAI's chat completions API. It needs no GPU of the run."""
+
+    url: Annotated[str, LINE] = ""
+    """Base URL, for example https://api.openai.com/v1. `model` is then the name of a model there."""
+
+    key_env: Annotated[str, LINE] = ""
+    """Environment variable that has the API key. Empty: no key is sent."""
+
+    requests_per_minute: Annotated[int, COUNT_OR_NONE] = 0
+    """Most requests a minute of the whole run; the nodes have equal shares. 0: no limit."""
+
+    max_concurrency: Annotated[int, COUNT] = 16
+    """Most requests at the same time, per node."""
+
+    timeout_s: Annotated[float, SECONDS] = 120.0
+    """Time limit of one request."""
+
+    retries: Annotated[int, COUNT_OR_NONE] = 5
+    """Retries of a request that failed for a passing reason (429, 5xx, network). The server's Retry-After is
+    respected."""
+
+    outage_s: Annotated[float, range_between(0, MOST_S)] = 900.0
+    """Longest outage of the service that is waited for: while no request of a node has an answer, requests
+    that have used their retries are repeated. 0: none."""
+
+    body: Annotated[str, FREE] = ""
+    """Fields of each request's body, as a JSON object: further ones, or instead of those that yatt sends
+    (model, max_tokens, temperature, seed, stop, response_format); null takes one out. For example
+    `{"max_completion_tokens": 512, "max_tokens": null, "reasoning_effort": "low"}`."""
+
+    @property
+    def body_fields(self) -> dict[str, Any]:
+        """The fields of `body`."""
+        found: dict[str, Any] = json.loads(self.body) if self.body else {}
+        return found
+
+    def __post_init__(self) -> None:
+        rule(_is_body(self.body), "body is not a JSON object, or has messages or stream, which are yatt's.")
+        rule(not self.body or bool(self.url), "body has no effect without url; write it, or remove body.")
+        rule(
+            not self.url or self.url.startswith(("https://", "http://")),
+            "url must begin with https:// or http://.",
+        )
+        rule(
+            bool(self.url) or not (self.key_env or self.requests_per_minute),
+            "key_env and requests_per_minute have no effect without url; write it, or remove them.",
+        )
+        rule(
+            not set(self.url) & set("?# ") and not self.url.rstrip("/").endswith("/chat/completions"),
+            "url is the beginning that /chat/completions is added to; write it without that, ? and #.",
+        )
+        rule(not self.url or _is_whole(self.url), "url has no host, a wrong port, or a user name in it.")
+        rule(
+            not self.key_env or self.url.startswith("https://") or _is_local(self.url),
+            "key_env: a key is sent over https only, or to this machine.",
+        )
+
+
+def _is_body(text: str) -> bool:
+    try:
+        found = json.loads(text) if text else {}
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # among these: half a character
+        return False
+    return isinstance(found, dict) and not {"messages", "stream"} & found.keys()
+
+
+def _is_whole(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and parts.username is None
+    except ValueError:
+        return False
+
+
+def _is_local(url: str) -> bool:
+    return urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenRMSection:
+    """A generative reward model: an engine, or a judge behind a URL, whose text is parsed into a verdict."""
+
+    name: Annotated[str, LINE]
+    """Name of the GenRM in metrics and reports."""
+
+    model: Annotated[str, FILE]
+    """Hugging Face folder; with `api.url`, the model's name there."""
+
+    api: ApiSection = field(default_factory=ApiSection)
+    template: Annotated[str, FREE] = ""
+    """Text with {prompt}, {completion}, {ground_truth}, {data_source}; pairwise with {completion_a} and
+    {completion_b}, listwise with {completions}, instead of {completion}. Empty when `path` is given."""
+
+    judging: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
+    """Judge each completion alone, two of a group against each other, or all of a group at once."""
+
+    pairs: Literal["all", "circular", "anchor", "ground_truth"] = "all"
+    """Pairwise: all pairs; each with the next one; each with one of the group, drawn by the seed; or each
+    with the data row's ground truth."""
+
+    swap_positions: bool = True
+    """Pairwise and listwise: judge in both orders, so that a preference for a position cancels."""
+
+    scores_by: Literal["win_rate", "bradley_terry"] = "win_rate"
+    """Pairwise and listwise: from comparisons to scores in [0, 1], within the group."""
+
+    votes: Annotated[int, COUNT] = 1
+    """Verdicts per judgement, with different seeds; their mean counts."""
+
+    chat: bool = False
+    """Send the rendered text as a user message through the model's chat template."""
+
+    path: Annotated[str, FILE] = ""
+    """A Python file with a function that gets a GenRM client, instead of template and verdict."""
+
+    function: Annotated[str, LINE] = "compute_score"
+    """Name of the function in the file."""
+
+    timeout_s: Annotated[float, SECONDS] = 60.0
+    """Time limit of the function for one completion, without the time that it waits for the GenRM."""
+
+    verdict: VerdictSection = field(default_factory=VerdictSection)
+    weight: Annotated[float, FINITE] = 1.0
+    """Weight of its score in the reward."""
+
+    max_tokens: Annotated[int, COUNT] = 512
+    """Maximum length of a verdict, in tokens."""
+
+    temperature: Annotated[float, range_between(0, 100)] = 0.0
+    """Sampling temperature of verdicts; 0 is greedy."""
+
+    max_model_tokens: Annotated[int, COUNT_OR_NONE] = 0
+    """Tokens of prompt and verdict together; 0: the model's own limit, filled in when the run starts."""
+
+    stop: tuple[Annotated[str, FILLED], ...] = ()
+    """Texts that end a verdict."""
+
+    retries: Annotated[int, COUNT_OR_NONE] = 1
+    """Number of retries, with another seed, for a verdict that is unreadable or truncated at max_tokens."""
+
+    retry_temperature: Annotated[float, range_between(0, 100)] = 0.6
+    """Temperature of these retries if `temperature` is lower: at 0, the verdict would be the same."""
+
+    on_unparsable: Literal["drop_group", "score"] = "drop_group"
+    """After the retries: drop the prompt group, or use `unparsable_score`. Both are counted."""
+
+    unparsable_score: Annotated[float, FINITE] = 0.0
+    """Score of a verdict that cannot be read. A comparison without verdict counts as a tie instead."""
+
+    engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
+    """The inference library; auto uses vLLM if it supports the model."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the engine's weights."""
+
+    tp_size: Annotated[int, COUNT] = 1
+    """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
+    larger, several engines are side by side. A multiple of a node's GPUs: the engine spans nodes (vLLM)."""
+
+    max_num_seqs: Annotated[int, COUNT] = 256
+    """Maximum number of sequences that one engine runs at the same time."""
+
+    kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
+    """Size of the KV cache; 0 lets the engine choose."""
+
+    gpu_memory_utilization: Annotated[float, SHARE] = 0.85
+    """Fraction of GPU memory that one engine may use."""
+
+    enforce_eager: bool = False
+    """Run without CUDA graphs."""
+
+    expert_parallel: bool = False
+    """Give each GPU of an engine whole experts; as in `rollout`."""
+
+    def __post_init__(self) -> None:
+        rule(bool(self.name), "name is empty.")
+        rule(
+            bool(self.template) != bool(self.path),
+            "write either template (with verdict) or path (a Python function), exactly one of them.",
+        )
+        rule(
+            self.judging == "pointwise" or bool(self.template),
+            f"judging: {self.judging} needs a template; a function judges one completion at a time.",
+        )
+        rule(
+            self.votes == 1 or self.temperature > 0,
+            "votes: at temperature 0 all votes are the same; set temperature above 0.",
+        )
+        self._check_pairwise()
+
+    def _check_pairwise(self) -> None:
+        if self.judging != "pairwise":
+            return
+        rule(
+            all(0 <= share <= 1 for share in self.verdict.scores.values()),
+            "judging: pairwise needs verdict.scores between 0 and 1: the share that the completion shown "
+            "first has won.",
+        )
+        rule(
+            bool(self.verdict.scores) or (self.verdict.minimum >= 0 and self.verdict.maximum <= 1),
+            "judging: pairwise needs verdict.scores, such as {A: 1, B: 0}, or minimum 0 and maximum 1.",
+        )
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether it runs on the run's GPUs."""
+        return not self.api.url

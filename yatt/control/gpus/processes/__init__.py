@@ -1,0 +1,1 @@
+"""A node's worker processes and their environment."""

@@ -1,0 +1,1 @@
+"""A node's weights: fetched, kept, handed to its engines."""

@@ -1,0 +1,1 @@
+"""Commits of checkpoints, and where a start continues."""

@@ -1,0 +1,1 @@
+"""Groups of completions of one prompt: where they come from, and where they are kept."""

@@ -1,0 +1,100 @@
+"""This controller's data shard: makes prompt groups of rows, in the run's order."""
+
+import functools
+from array import array
+
+from yatt.adapters.inputs.dataset import Row, RowFiles
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.schema import RunConfig
+from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
+from yatt.control.rollouts.groups.groups import PromptGroup, new_group
+from yatt.core.samples.prompts import RowSource, row_order
+from yatt.errors import ConfigError
+from yatt.records.message import RowRef
+
+
+class DataShard:
+    """Opens prompt groups by number. Reads the disk: call it in a thread.
+
+    Args:
+        rows: every row of the training files; only this node's share is ever read.
+
+    Raises:
+        ConfigError: a data epoch has no prompt.
+    """
+
+    def __init__(self, config: RunConfig, rows: RowFiles, tokenizer: Tokenizer) -> None:
+        self._config, self._rows, self._tokenizer = config, rows, tokenizer
+        weights = (config.data.weights.get(file, 1.0) for file in config.data.train_files)
+        self._sources = tuple(map(RowSource, rows.counts, weights))
+        self._num_prompts = sum(source.num_prompts for source in self._sources)
+        if not self._num_prompts:
+            raise ConfigError("data.weights: with these, a data epoch has no prompt; raise them.")
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (one shard per process)
+    def _order(self, data_epoch: int) -> "array[int]":
+        section = self._config.data
+        order = row_order(
+            self._sources, seed=self._config.run.seed, data_epoch=data_epoch, shuffle=section.shuffle
+        )
+        return array("Q", order)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of prompts of a data epoch, over all nodes."""
+        return self._num_prompts
+
+    def data_epoch(self, number: int) -> int:
+        """Returns the pass over the data, from 0, to which a prompt number belongs."""
+        return number // self._num_prompts
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Length of the longest prompt that is used."""
+        return self._config.data.max_prompt_tokens
+
+    def check_fingerprint(self, fingerprint: str) -> None:
+        """Checks that the files are those of a checkpoint, by its fingerprint; empty: unknown.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        if fingerprint not in ("", self.fingerprint):
+            raise ConfigError(
+                "data.train_files: the files are not what they were when the checkpoint was written. A "
+                "prompt is known by the number of its row: completions would be scored against other rows. "
+                "Put the old files back; or start a new run with the new ones, from this run's checkpoint "
+                "(run.from_checkpoint)."
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the training files, from `RowFiles`."""
+        return self._rows.fingerprint
+
+    def ref(self, index: int) -> RowRef:
+        """Returns the place of a row, without reading it."""
+        return self._rows.ref(index)
+
+    def row(self, index: int) -> Row:
+        """Returns one row.
+
+        Raises:
+            WorkerFailed: its file cannot be read any more.
+        """
+        return self._rows.row(index)
+
+    def open(self, number: int) -> tuple[PromptGroup | None, Row]:
+        """Returns the prompt group of a prompt number, None if its prompt is too long; and its row.
+
+        Raises:
+            WorkerFailed: as `row`.
+        """
+        data_epoch, position = divmod(number, self._num_prompts)
+        index = self._order(data_epoch)[position]
+        row = self._rows.row(index)
+        prompt = encode_prompt(row, self._tokenizer, self._config)
+        if len(prompt.ids) > self._config.data.max_prompt_tokens:
+            return None, row
+        n = self._config.rollout.n
+        return new_group(number, index, prompt.text, prompt.ids, n, prompt.media), row

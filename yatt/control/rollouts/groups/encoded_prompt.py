@@ -1,0 +1,83 @@
+"""A data row's prompt as text and as token ids, with the placeholder tokens of its pictures."""
+
+import re
+from dataclasses import dataclass
+
+from yatt.adapters.inputs.dataset import Row, prompt_text
+from yatt.adapters.inputs.text_parts import PICTURE, TextPart
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.schema import RunConfig
+from yatt.core.samples.placeholders import PictureTokens, with_placeholders
+from yatt.errors import ConfigError
+from yatt.models.pictures.tokens import picture_tokens
+from yatt.records.episode import IMAGE_MARK, PlacedMedia
+
+_AT_MARKS = re.compile(f"({re.escape(IMAGE_MARK)})")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt.
+
+    Attributes:
+        text: for people and functions: without the model's control tokens; a mark stands for a picture.
+        ids: with one token for each feature of a picture.
+        media: the pictures' places in `ids`.
+    """
+
+    text: str
+    ids: list[int]
+    media: tuple[PlacedMedia, ...] = ()
+
+
+def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> EncodedPrompt:
+    """Encodes a row's prompt.
+
+    Chat messages are rendered by the model's template; text in their contents never becomes a control token,
+    nor a placeholder.
+
+    Raises:
+        ConfigError: the template refuses it, or the model does not take its pictures.
+    """
+    text = prompt_text(row.prompt)
+    if not row.media:
+        return EncodedPrompt(text, _text_ids(row, text, tokenizer, config))
+    tokens = picture_tokens(config.model.path, config.media.min_pixels, config.media.max_pixels)
+    try:
+        ids, media = with_placeholders(_ids_with_marks(row, tokens, tokenizer, config), row.media, tokens)
+    except ValueError as error:
+        raise ConfigError(
+            f"a prompt with pictures cannot be encoded: {error}. It begins: {text[:80]!r}"
+        ) from error
+    return EncodedPrompt(text, ids, media)
+
+
+def _text_ids(row: Row, text: str, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
+    if isinstance(row.prompt, list) and config.data.apply_chat_template:
+        return tokenizer.encode_chat(row.prompt)
+    return tokenizer.encode_parts([_plain_part(row, text, config)], adds_special=True)
+
+
+def _ids_with_marks(row: Row, tokens: PictureTokens, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
+    """Returns the ids of a prompt with one placeholder for each mark."""
+    if isinstance(row.prompt, list) and config.data.apply_chat_template:
+        messages = [message | {"content": _split(message["content"])} for message in row.prompt]
+        return tokenizer.encode_chat(messages)
+    plain = _plain_part(row, str(row.prompt), config)
+    picture = TextPart(tokenizer.decode(list(tokens.mark_ids), skip_special=False), True)
+    parts = [
+        picture if part is None else TextPart(part.text, plain.is_trusted) for part in _split(plain.text)
+    ]
+    return tokenizer.encode_parts(parts, adds_special=True)
+
+
+def _plain_part(row: Row, text: str, config: RunConfig) -> TextPart:
+    """The text of a prompt that no template renders."""
+    if isinstance(row.prompt, str):
+        return TextPart(text, config.data.allow_special_tokens)
+    return TextPart("\n".join(str(message["content"]) for message in row.prompt), False)
+
+
+def _split(text: str) -> list[TextPart | None]:
+    pieces = _AT_MARKS.split(text)
+    return [PICTURE if piece == IMAGE_MARK else TextPart(piece, False) for piece in pieces if piece]

@@ -1,0 +1,1 @@
+"""Rewards and verdicts of completions."""

@@ -1,0 +1,351 @@
+"""Verdicts of GenRMs: a question becomes text, the text goes to an engine or a service, a verdict comes back.
+
+The answer is parsed in a reward process (`yatt.reward`), because a pattern may take too long. A question that
+is not answered readably is asked again with another seed.
+
+A GenRM compares the completions of a group, in pairs or all at once; comparisons become scores.
+"""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from yatt.adapters.files.patience import with_retries
+from yatt.adapters.inputs.dataset import truth_text
+from yatt.adapters.inputs.text_parts import TextPart
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.net.judge_api import JudgeApi
+from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.groups.groups import MOST_VERDICT, TRUNCATED, SampleState
+from yatt.control.rollouts.scoring.subject import Judged, Subject
+from yatt.core.gpus.placement import genrm_role
+from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
+from yatt.core.samples.prompts import sample_seed
+from yatt.core.samples.reasons import CUT, NO_VERDICT, REASONING
+from yatt.core.samples.verdict import Shown, numbered_completions, render_template, structure_of
+from yatt.errors import WorkerFailed
+from yatt.records import message as m
+from yatt.records.judged import REFUSED, Said
+from yatt.records.message import pack_ids, unpack_ids
+
+Complete = Callable[[str, m.SampleRequest], Awaitable[m.Completed]]
+Abort = Callable[[str, tuple[str, ...]], Awaitable[None]]
+CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
+
+
+MOST_SHOWN = 600
+"""Characters of a GenRM's question and answer that a message shows: their ends."""
+
+LONG = 4096
+"""Characters of a question that is tokenised in a thread."""
+
+FIRST_NUMBER = 1 << 20
+"""Numbers of questions about groups begin here; below are those about single samples."""
+
+Order = tuple[int, ...]
+"""A question's completions as they are shown, one after the other; the group's size is the ground truth."""
+
+MANY = 200
+"""Comparisons whose scores are computed in a thread."""
+
+
+class Interrupted(Exception):
+    """The question was ended by `Judge.interrupt` and has no answer. It is no failure."""
+
+
+class Refused(Exception):
+    """The GenRM cannot take this question: for example, its text is too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question to a GenRM.
+
+    Args:
+        subject: the sample in question; its group gives the seed, and its counters count.
+        about: the samples that the verdict is shown with.
+        number: distinguishes the questions about a group, for the seed.
+        num_ranked: number of completions that a listwise verdict ranks.
+    """
+
+    subject: Subject
+    shown: Shown
+    about: tuple[SampleState, ...]
+    number: int
+    num_ranked: int = 0
+
+
+class Judge:
+    """Asks the GenRMs of one node.
+
+    Args:
+        complete: sends a request to an engine of a role.
+        abort: aborts requests to a role, by id.
+        call_reward: calls one of this node's reward processes.
+        num_nodes: nodes that share the rate limits of services.
+        say: called with (name, error) when a service goes down, and with (name, "") when it recovers.
+    """
+
+    def __init__(
+        self, config: RunConfig, complete: Complete, abort: Abort, call_reward: CallReward, num_nodes: int,
+        say: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self._config, self._complete, self._abort, self._call_reward = config, complete, abort, call_reward
+        opened = partial(with_retries, limit_s=config.launch.phase_timeout_s)
+        self._tokenizers = {
+            g.name: opened(partial(Tokenizer, g.model, config.data.template_time))
+            for g in config.engine_genrms
+        }
+        self._services = {
+            g.name: JudgeApi(g, num_nodes, partial(say, g.name)) for g in config.genrms if not g.has_engine
+        }
+        self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
+        self._requests = itertools.count(1)
+        self._turn = asyncio.Lock()
+        self._open: dict[str, str] = {}  # role of each question of the templates that is not answered, by id
+        self._cut: set[str] = set()
+
+    async def interrupt(self) -> None:
+        """Ends all questions that are not answered; `verdicts` raises Interrupted.
+
+        Questions of users' functions go on, because a part of an answer would change their scores; those to
+        services too.
+        """
+        cut = dict(self._open)
+        self._cut |= cut.keys()
+        for role in sorted(set(cut.values())):
+            await self._abort(role, tuple(key for key, its_role in cut.items() if its_role == role))
+
+    async def ask(
+        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart], request_id: str = ""
+    ) -> Said:
+        """Has a GenRM complete a text.
+
+        Raises:
+            WorkerFailed | DeadlineExceeded: it did not, after the retries.
+            Interrupted: the request was ended before it was sent.
+        """
+        structure = "" if genrm.path else self._structures[genrm.name]
+        if genrm.name in self._services:
+            return await self._services[genrm.name].complete("".join(p.text for p in parts), ask, structure)
+        prompt_ids = await self._encoded(genrm, list(parts))
+        if not prompt_ids:
+            why = f"the question to GenRM '{genrm.name}' has no tokens; write words into its template"
+            return Said(text="", finish_reason=REFUSED, error=why)
+        sample = m.SampleRequest(
+            request_id=request_id or self._new_id(genrm), prompt_ids=pack_ids(prompt_ids),
+            seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
+            max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
+            stop=genrm.stop, structure=structure,
+        )  # fmt: skip
+        if request_id in self._cut:
+            raise Interrupted
+        completed = await self._complete(genrm_role(genrm.name), sample)
+        text = self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
+        return Said(text=text, finish_reason=completed.finish_reason, error=completed.error)
+
+    async def verdicts(self, genrm: GenRMSection, question: Question) -> list[m.Scored]:
+        """Returns the readable verdicts of all votes; empty if there is none.
+
+        Raises:
+            Interrupted: see `interrupt`.
+            Refused: the GenRM does not take the question.
+            WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
+        """
+        votes = (self._vote(genrm, question, vote) for vote in range(genrm.votes))
+        found = await asyncio.gather(*votes, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in found if isinstance(each, m.Scored)]
+
+    async def _vote(self, genrm: GenRMSection, question: Question, vote: int) -> m.Scored | None:
+        subject = question.subject
+        parts = [TextPart(text, is_own) for text, is_own in render_template(genrm.template, question.shown)]
+        for retry in range(genrm.retries + 1):
+            attempt = vote * (genrm.retries + 1) + retry
+            ask = m.Ask(
+                genrm=genrm.name, text="", max_tokens=genrm.max_tokens,
+                seed=sample_seed(self._config.run.seed, subject.group.number, question.number, attempt),
+                temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
+            )  # fmt: skip
+            subject.counters[f"genrm/{genrm.name}/asked"] += 1
+            said = await self._ask_until_interrupted(genrm, ask, parts)
+            if said.finish_reason == ABORTED:
+                raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
+            if said.finish_reason == REFUSED:
+                raise Refused(said.error)
+            verdict = await self._read(genrm, question, said)
+            _note(genrm.name, question, said, attempt + 1, verdict)
+            if verdict is not None:
+                return verdict
+            why = unreadable_message(genrm, question, said)
+            subject.note_unreadable(genrm.name, (question.number, attempt), why)
+        return None
+
+    async def _ask_until_interrupted(
+        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]
+    ) -> Said:
+        if not genrm.has_engine:
+            return await self.ask(genrm, ask, parts)
+        key = self._new_id(genrm)
+        self._open[key] = genrm_role(genrm.name)
+        try:
+            said = await self.ask(genrm, ask, parts, key)
+            if key in self._cut and said.finish_reason == ABORTED:
+                raise Interrupted
+            return said
+        finally:
+            del self._open[key]
+            self._cut.discard(key)
+
+    def _new_id(self, genrm: GenRMSection) -> str:
+        return f"{genrm.name}/{next(self._requests)}"
+
+    async def _read(self, genrm: GenRMSection, question: Question, said: Said) -> m.Scored | None:
+        """Returns the verdict. A cut text has none: its end might have changed the verdict."""
+        for sample in question.about:
+            sample.verdicts = {**sample.verdicts, genrm.name: said.text[-MOST_VERDICT:]}
+        counters = question.subject.counters
+        if said.has_reasoning and not said.text.strip():
+            counters[f"genrm/{genrm.name}/only_reasoning"] += 1
+        if said.finish_reason == TRUNCATED:
+            counters[f"genrm/{genrm.name}/truncated"] += 1
+            return None
+        answer = await self._call_reward(
+            question.subject.order(genrm.name, said.text, num_ranked=question.num_ranked)
+        )
+        if isinstance(answer, m.Scored):
+            return answer
+        users_failure(answer)
+        counters[f"genrm/{genrm.name}/unparsable"] += 1
+        return None
+
+    async def _encoded(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+        """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""
+        async with self._turn:
+            if sum(len(part.text) for part in parts) > LONG:
+                ids: list[int] = await call_in_thread(partial(self._prompt_ids, genrm, parts))
+                return ids
+            await asyncio.sleep(0)
+            return self._prompt_ids(genrm, parts)
+
+    def _prompt_ids(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+        tokenizer = self._tokenizers[genrm.name]
+        if not genrm.chat:
+            return tokenizer.encode_parts(parts, adds_special=True)
+        return tokenizer.encode_chat([{"role": "user", "content": parts}])
+
+
+def _note(genrm: str, question: Question, said: Said, tries: int, verdict: m.Scored | None) -> None:
+    """Adds an answer to those that are recorded."""
+    if question.subject.judged is not None:
+        answer = Judged(
+            genrm=genrm, about=tuple(sample.index for sample in question.about),
+            shown=question.shown, answer=said.text, finish_reason=said.finish_reason, tries=tries,
+            verdict=verdict,
+        )  # fmt: skip
+        question.subject.judged.append(answer)
+
+
+def unreadable_message(genrm: GenRMSection, question: Question, said: Said) -> str:
+    """Returns what a person is told of an answer without a verdict: answer, why it ended, and question."""
+    about = [sample.index for sample in question.about]
+    which = f" about samples {', '.join(map(str, about))}" if len(about) > 1 else ""
+    why = REASONING if said.has_reasoning and not said.text.strip() else ""
+    if said.finish_reason == TRUNCATED:
+        why = f"{CUT} (genrms[{genrm.name}].max_tokens is {genrm.max_tokens})"
+    asked = "".join(text for text, _ in render_template(genrm.template, question.shown))
+    return (
+        f"{NO_VERDICT}{which} in {said.text[-MOST_SHOWN:]!r}{why}; the question was {asked[-MOST_SHOWN:]!r}"
+    )
+
+
+def mean_score(verdicts: Sequence[m.Scored]) -> float:
+    """The mean of all votes."""
+    return math.fsum(verdict.score for verdict in verdicts) / len(verdicts)
+
+
+def users_failure(answer: m.Message) -> m.Failed:
+    """Returns the failure of a reward process if the sample or the function caused it.
+
+    Raises:
+        WorkerFailed: a machine caused it.
+    """
+    if isinstance(answer, m.Failed) and answer.user:
+        return answer
+    raise WorkerFailed(answer.error if isinstance(answer, m.Failed) else repr(answer))
+
+
+async def compared_scores(
+    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], seed: int
+) -> list[float] | None:
+    """Returns one score per subject; None if a verdict is missing and the config sets no score for this.
+
+    Raises:
+        Refused: the GenRM does not take a question.
+        WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
+    """
+    orders = _orders(genrm, len(subjects), seed + subjects[0].group.number)
+    asked = (_ask(judge, genrm, subjects, order, number) for number, order in enumerate(orders))
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    comparisons: list[PairOutcome] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is None:
+            return None
+        comparisons += answer
+    if genrm.judging == "pairwise" and genrm.swap_positions:
+        _count_contradictions(genrm, subjects[0], comparisons)
+    score = partial(scores_of, genrm.scores_by, comparisons, len(subjects))
+    return await call_in_thread(score) if len(comparisons) > MANY else score()
+
+
+def _orders(genrm: GenRMSection, size: int, seed: int) -> list[Order]:
+    if genrm.judging == "listwise":
+        orders: list[Order] = [tuple(range(size))]
+    else:
+        orders = list(pairs_of(genrm.pairs, size, seed))
+    if genrm.swap_positions:
+        orders = [each for order in orders for each in (order, order[::-1])]
+    return orders
+
+
+async def _ask(
+    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], order: Order, number: int
+) -> list[PairOutcome] | None:
+    about = tuple(subjects[i].sample for i in order if i < len(subjects))
+    question = Question(
+        subject=subjects[0], shown=_shown(genrm, subjects, order), about=about, number=FIRST_NUMBER + number,
+        num_ranked=len(order) if genrm.judging == "listwise" else 0,
+    )  # fmt: skip
+    verdicts = await judge.verdicts(genrm, question)
+    if genrm.judging == "listwise":
+        if verdicts:
+            return [c for v in verdicts for c in comparisons_of([order[i] for i in v.ranking])]
+        return [] if genrm.on_unparsable == "score" else None
+    first, second = order
+    if verdicts:
+        return [PairOutcome(first, second, mean_score(verdicts))]
+    return [PairOutcome(first, second, 0.5)] if genrm.on_unparsable == "score" else None
+
+
+def _shown(genrm: GenRMSection, subjects: Sequence[Subject], order: Order) -> Shown:
+    truth = truth_text(subjects[0].row.ground_truth)
+    texts = [subjects[i].sample.text if i < len(subjects) else truth for i in order]
+    if genrm.judging == "listwise":
+        return subjects[0].shown(completions=numbered_completions(texts))
+    return subjects[0].shown(completion_a=texts[0], completion_b=texts[1])
+
+
+def _count_contradictions(genrm: GenRMSection, subject: Subject, comparisons: Sequence[PairOutcome]) -> None:
+    """Counts pairs in which the completion shown first won, or lost, in both orders."""
+    for one, other in zip(comparisons[::2], comparisons[1::2], strict=True):
+        if (one.outcome - 0.5) * (other.outcome - 0.5) > 0:
+            subject.counters[f"genrm/{genrm.name}/contradictions"] += 1

@@ -1,0 +1,76 @@
+"""A completion to score, with what functions and GenRMs may know of it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from yatt.adapters.inputs.dataset import Row, prompt_text, truth_text
+from yatt.control.rollouts.groups.groups import PromptGroup, SampleState
+from yatt.core.samples.verdict import Shown
+from yatt.records import message as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One answer of a GenRM about samples of a group. `verdict` is None if it could not be read; `tries`
+    counts the answers to one question, over its votes and retries."""
+
+    genrm: str
+    about: tuple[int, ...]
+    """Indexes of the samples in their group, in the order in which they were shown."""
+
+    shown: Shown
+    answer: str
+    finish_reason: str
+    tries: int
+    verdict: m.Scored | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One completion to score, and its data row."""
+
+    group: PromptGroup
+    sample: SampleState
+    row: Row
+    ref: m.RowRef
+    counters: "Counter[str]" = field(default_factory=Counter)
+    judged: list[Judged] | None = None
+    """Gets the answers about the group, if they are recorded."""
+
+    preds: dict[str, str] = field(default_factory=dict)
+    """Answers that functions read in the completion, by name of the score."""
+
+    unreadable: dict[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    """What a GenRM was asked and said, where no verdict was found in it, by the GenRM's name: of the first
+    such question, by the numbers of question and try, because the order of answers depends on timing."""
+
+    is_held_out: bool = False
+    turns: tuple[tuple[str, str], ...] = ()
+    """With an environment: role and text of all turns after the prompt."""
+
+    def note_unreadable(self, genrm: str, number: tuple[int, int], why: str) -> None:
+        """Notes an answer without a verdict, with the numbers of its question and try."""
+        self.unreadable[genrm] = min(self.unreadable.get(genrm, (number, why)), (number, why))
+
+    @property
+    def place(self) -> str:
+        """Name of the sample in messages."""
+        return f"prompt {self.group.number}, sample {self.sample.index}"
+
+    def shown(self, **completions: str) -> Shown:
+        """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
+        row = self.row
+        return Shown(
+            prompt=prompt_text(row.prompt), ground_truth=truth_text(row.ground_truth),
+            data_source=row.data_source, **completions,
+        )  # fmt: skip
+
+    def order(self, name: str, text: str, *, num_ranked: int = 0) -> m.Score:
+        """The order to score `text`: the completion, or a GenRM's verdict on it."""
+        group, sample = self.group, self.sample
+        return m.Score(
+            reward=name, prompt=group.prompt_text, completion=text, row=self.ref,
+            is_held_out=self.is_held_out, finish_reason=sample.finish_reason,
+            num_prompt_tokens=group.num_prompt_tokens, num_completion_tokens=sample.num_tokens,
+            turns=self.turns, num_ranked=num_ranked,
+        )  # fmt: skip

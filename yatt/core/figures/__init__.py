@@ -1,0 +1,1 @@
+"""Rules about figures of a run: alarms, useful time, limits. Pure."""

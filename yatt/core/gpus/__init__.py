@@ -1,0 +1,1 @@
+"""Rules about GPUs: placement, leases, moves between roles, predicted times. Pure."""

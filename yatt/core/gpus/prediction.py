@@ -1,0 +1,307 @@
+"""How long a split takes for a batch, predicted from what was measured. Pure.
+
+Runs a batch on models of engines (`yatt.core.gpus.engine_model`) with the lengths that were seen. A role's
+engines are one model, which shares requests evenly at first; a slab that comes later is another, which takes
+only what no engine has yet. Groups are opened by the rule of a run (`yatt.core.samples.prompts.Quota`): as
+many as the share that is kept needs. Whether a group is kept follows a regular pattern, so good and bad luck
+are left out. Verdicts begin when their completion is complete, and slabs move by the rules of
+`yatt.core.gpus.tail`.
+
+A large batch is predicted by a part of it, on the same part of the engines. What a batch cuts, and what it
+continues with, are left out.
+"""
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from yatt.core.gpus.engine_model import EngineModel, Request
+from yatt.core.gpus.tail import RoleSpeed, Split, can_spare, is_worth, late_samples, longest_queue
+from yatt.core.samples.prompts import MOST_AHEAD
+
+NEVER_S = 1e9
+"""Seconds of a switch that no backlog is worth: nothing moves within a batch."""
+
+MOST_PREDICTED, MOST_IF_DROPPED = 384, 768
+"""Number of samples that a prediction looks at, at most; the second one where groups are dropped, because
+it then depends more on which ones end last."""
+
+
+LEAST_ROOM = 4
+"""Engines that a role gets count from so much room in the part of the system that is predicted."""
+
+LEAST_KEPT = 0.01
+"""A smaller share of kept groups counts as this one."""
+
+MOST_ADDITIONS = 8
+"""Number of times at which engines that a role gets are modelled apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDemand:
+    """What a batch asks for.
+
+    Attributes:
+        completions: tokens of each completion that was seen.
+        verdicts: tokens of each GenRM's verdicts on the same completions, by role.
+        num_samples: completions that a batch needs, those that are dropped later included.
+        group_size: completions of a prompt group.
+        kept: share of the groups that are not dropped.
+    """
+
+    completions: Sequence[float]
+    verdicts: Mapping[str, Sequence[float]]
+    num_samples: int
+    group_size: int = 1
+    kept: float = 1.0
+
+    @property
+    def num_late(self) -> float:
+        """Samples that may be needed beyond those that are expected (`late_samples`)."""
+        return late_samples(self.num_samples, self.group_size, min(max(self.kept, LEAST_KEPT), 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How far a prediction looks.
+
+    Attributes:
+        times: so many times as many samples. Where groups are dropped, chance then matters less.
+        limit_s: a batch that takes longer is not looked at to its end; the result is more than this.
+    """
+
+    times: int = 1
+    limit_s: float = math.inf
+
+
+USUAL = Effort()
+
+
+def predicted_seconds(
+    split: Split,
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
+    *,
+    effort: Effort = USUAL,
+) -> float:
+    """Returns seconds from the first request of a batch to its last verdict, with the moves of
+    `yatt.core.gpus.tail` in it.
+    """
+    return _PredictedBatch(split, demand, roles, rollout, switch_s, effort.times).seconds(effort.limit_s)
+
+
+class _PredictedBatch:
+    """A batch that is run on models of engines."""
+
+    def __init__(
+        self,
+        split: Split,
+        demand: BatchDemand,
+        roles: Mapping[str, RoleSpeed],
+        rollout: str,
+        switch_s: float,
+        times: int,
+    ) -> None:
+        self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
+        self._size = max(demand.group_size, 1)
+        groups = max(round(demand.num_samples / self._size), 1)
+        most = max(times * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
+        self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
+        self._scale = groups / self._num_groups
+        self._missing = max(round(self._num_groups * self._kept), 1)
+        self._samples = _mixed(demand, self._num_groups * self._size)
+        self._slabs, self._num_late = dict(split), demand.num_late
+        self._fleets = {
+            role: _Fleet(roles[role], split[role], self._scale, is_uneven=role == rollout)
+            for role in (rollout, *demand.verdicts)
+        }
+        self._backlog = dict.fromkeys(demand.verdicts, 0.0)
+        self._column = {role: column for column, role in enumerate(demand.verdicts, start=1)}
+        self._coming: list[tuple[float, str]] = []  # a heap: second at which a slab's engines begin, role
+        self._asked: list[tuple[float, ...]] = []  # tokens of each sample and of its verdicts
+        self._unjudged: list[int] = []  # verdicts that are missing, by sample
+        self._left: list[int] = []  # samples that are not judged, by group
+        self._in_flight, self._num_sampling, self._now_s = 0, 0, 0.0
+
+    def seconds(self, limit_s: float) -> float:
+        """Runs the batch until enough groups are kept, or until it takes longer than the limit."""
+        self._open()
+        while self._missing > 0 and self._now_s <= limit_s:
+            self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
+            if self._coming and self._coming[0][0] <= self._now_s:
+                self._begin()
+            else:
+                self._advance()
+            self._move()
+        return self._now_s
+
+    def _begin(self) -> None:
+        """Begins with the engines of the slabs that come next."""
+        self._now_s, role = first = self._coming[0]
+        self._advance()
+        num = 0
+        while self._coming and self._coming[0] == first:
+            heapq.heappop(self._coming)
+            num += 1
+        self._fleets[role].grow(self._now_s, num)
+
+    def _open(self) -> None:
+        """Opens as many groups as are probably needed."""
+        wanted = min(math.ceil(self._missing / self._kept - 1e-9), MOST_AHEAD * self._missing)
+        for _ in range(wanted - self._in_flight):
+            self._left.append(self._size)
+            self._in_flight += 1
+            for _ in range(self._size):
+                number = len(self._asked)
+                self._asked.append(self._samples[number % len(self._samples)])
+                self._unjudged.append(len(self._backlog))
+                self._num_sampling += 1
+                self._fleets[self._rollout].add(Request(str(number), self._asked[-1][0]), self._now_s)
+
+    def _advance(self) -> None:
+        """Moves all engines to this moment, and asks for the verdicts on what is complete."""
+        ended = [(role, key) for role, fleet in self._fleets.items() for key in fleet.advance(self._now_s)]
+        for role, key in ended:
+            number = int(key)
+            if role == self._rollout:
+                self._num_sampling -= 1
+                for judge, tokens in zip(self._backlog, self._asked[number][1:], strict=True):
+                    self._backlog[judge] += tokens
+                    self._fleets[judge].add(Request(key, tokens), self._now_s)
+            else:
+                self._backlog[role] -= self._asked[number][self._column[role]]
+                self._unjudged[number] -= 1
+            if not self._unjudged[number]:
+                self._judged(number // self._size)
+
+    def _judged(self, group: int) -> None:
+        """Handles a sample's last verdict; a group that is dropped is replaced."""
+        self._left[group] -= 1
+        if self._left[group]:
+            return
+        self._in_flight -= 1
+        self._missing -= math.floor((group + 1) * self._kept + 1e-9) > math.floor(group * self._kept + 1e-9)
+        if self._missing > 0:
+            self._open()
+
+    def _move(self) -> None:
+        """Moves slabs of rollout to GenRMs, as in a run."""
+        fleet, speed = self._fleets[self._rollout], self._roles[self._rollout]
+        if fleet.num_running < self._num_sampling:
+            return
+        alive = self._num_sampling * self._scale + self._num_late
+        while can_spare(alive, self._slabs[self._rollout], speed):
+            backlog = {role: tokens * self._scale for role, tokens in self._backlog.items()}
+            asked = {role: self._fleets[role].num_requests * self._scale for role in backlog}
+            role, queue_s = longest_queue(backlog, asked, self._slabs, self._roles)
+            if not role or not is_worth(queue_s, self._switch_s):
+                return
+            self._slabs[self._rollout] -= 1
+            self._slabs[role] += 1
+            fleet.shrink(self._slabs[self._rollout])
+            heapq.heappush(self._coming, (self._now_s + self._switch_s, role))
+
+
+class _Fleet:
+    """One role's engines. Those of the beginning share their requests evenly; those of a slab that comes
+    later get only requests that have no engine yet, because what runs stays where it is.
+
+    Args:
+        is_uneven: as requests end, some engines keep more of them than others. Verdicts come one by one, to
+            the emptiest engine, and remain even.
+    """
+
+    def __init__(self, speed: RoleSpeed, slabs: int, scale: float, *, is_uneven: bool) -> None:
+        self._speed, self._scale = speed, scale
+        self._unevenness = 1 - 1 / (slabs * speed.engines) if is_uneven else 0.0
+        self._models, self._rooms, self._slabs = list[EngineModel](), list[int](), list[int]()
+        self._waiting, self._small = deque[Request](), 0
+        self.grow(0.0, slabs)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._waiting) + self.num_running
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that an engine has."""
+        return sum(model.num_requests for model in self._models)
+
+    def next_end_s(self) -> float:
+        """When the next request ends; infinity if none runs."""
+        return min(model.next_end_s() for model in self._models)
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Adds a request at a moment to which everything was advanced."""
+        self._waiting.append(request)
+        self._fill(now_s)
+
+    def advance(self, now_s: float) -> list[str]:
+        """Moves to `now_s`; returns the keys of what has ended."""
+        ended = [key for model in self._models for _, key in model.advance(now_s)]
+        self._fill(now_s)
+        return ended
+
+    def grow(self, now_s: float, slabs: int) -> None:
+        """Adds the engines of so many slabs; those of a part too small for requests wait for more. Of many
+        additions, the last ones count as one."""
+        slabs, self._small = slabs + self._small, 0
+        if self._models and self._scale > 1 and self._size(slabs)[1] < LEAST_ROOM:
+            self._small = slabs
+        elif len(self._models) == MOST_ADDITIONS:
+            self._resize(-1, self._slabs[-1] + slabs)
+        else:
+            engines, room = self._size(slabs)
+            model = EngineModel(self._speed.speed, room, now_s, engines=engines, unevenness=self._unevenness)
+            self._models.append(model)
+            self._rooms.append(room)
+            self._slabs.append(slabs)
+        self._fill(now_s)
+
+    def shrink(self, slabs: int) -> None:
+        """Leaves the engines of so many of the slabs that it had at the beginning."""
+        self._resize(0, slabs)
+
+    def _resize(self, index: int, slabs: int) -> None:
+        engines, room = self._size(slabs)
+        self._slabs[index], self._rooms[index] = slabs, room
+        self._models[index].resize(engines, room)
+
+    def _size(self, slabs: int) -> tuple[float, int]:
+        """Number of engines and their room, in the part of the system that is predicted."""
+        engines = slabs * self._speed.engines / self._scale
+        return engines, max(round(engines * self._speed.room), 1)
+
+    def _fill(self, now_s: float) -> None:
+        """Gives what waits to the emptiest engines with room."""
+        while self._waiting:
+            loads = [model.num_requests / room for model, room in zip(self._models, self._rooms, strict=True)]
+            load, index = min((each, number) for number, each in enumerate(loads))
+            if load >= 1:
+                return
+            self._models[index].add(self._waiting.popleft(), now_s)
+
+
+def _mixed(demand: BatchDemand, num: int) -> list[tuple[float, ...]]:
+    """Takes `num` of the samples, each (tokens, tokens of each verdict), in an order that is drawn once. Long
+    completions get the longest verdicts."""
+    columns = [
+        _spread(sorted(each), num, demand.num_samples)
+        for each in (demand.completions, *demand.verdicts.values())
+    ]
+    samples = [*zip(*columns, strict=True)]
+    random.Random(0).shuffle(samples)
+    return samples
+
+
+def _spread(items: Sequence[float], num: int, whole: int) -> list[float]:
+    """Takes `num` of sorted items at even distances. The last one is as long as the longest of `whole` items
+    is likely to be."""
+    shares = [(i + 0.5) / num for i in range(num - 1)] + [1 - 0.5 / max(whole, num)]
+    return [items[min(int(share * len(items)), len(items) - 1)] for share in shares]

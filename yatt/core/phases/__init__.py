@@ -1,0 +1,1 @@
+"""Rules about the phases of an iteration, and about saving. Pure."""

@@ -1,0 +1,1 @@
+"""Rules about requests: delivery, dispatch, retries, liveness. Pure."""

@@ -1,0 +1,1 @@
+"""Rules about prompts, completions and their scores. Pure."""

@@ -1,0 +1,220 @@
+"""Renders a completion into a GenRM's prompt, and parses a GenRM's text into a score. Pure.
+
+A template is Python format text with a few fields and nothing else: no attributes, no indexing, no
+format specification. Inserted text is not parsed as a template again, so braces in a completion are
+harmless.
+"""
+
+import json
+import math
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from yatt.config.schema import VerdictSection
+from yatt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The values that a template may show the GenRM; the names are the template's fields."""
+
+    prompt: str
+    ground_truth: str
+    data_source: str
+    completion: str = ""
+    completion_a: str = ""
+    completion_b: str = ""
+    completions: str = ""
+
+
+_NUMBER = re.compile(r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?|[-+]?\.[0-9]{1,15}", re.ASCII)
+"""Plain decimal numbers; 1_0, 1e308 and numbers in other scripts do not match."""
+
+_INTEGER = re.compile(r"[0-9]{1,6}", re.ASCII)
+COMPLETIONS = {
+    "pointwise": ("completion",),
+    "pairwise": ("completion_a", "completion_b"),
+    "listwise": ("completions",),
+}
+"""The fields for completions, by way of judging."""
+
+MOST_JSON = 1 << 20
+"""Longest verdict in JSON, in characters."""
+
+
+def check_template(template: str, key: str, judging: str) -> None:
+    """Refuses a template that `render_template` could not fill.
+
+    Args:
+        key: its key in the run file, for the message.
+
+    Raises:
+        ConfigError: an unknown or missing field, a lone brace, or anything beside a bare field name.
+    """
+    fields = ("prompt", *COMPLETIONS[judging], "ground_truth", "data_source")
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}. Write {{{{ and }}}} for braces that are text.") from error
+    for _, name, spec, conversion in parts:
+        if name is not None and (name not in fields or spec or conversion):
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ConfigError(
+                f"{key}: unknown field {{{written}}}; known are {', '.join(f'{{{f}}}' for f in fields)}. "
+                "Write {{ and }} for braces that are text."
+            )
+    missing = [name for name in COMPLETIONS[judging] if name not in {part[1] for part in parts}]
+    if missing:
+        raise ConfigError(f"{key}: {{{missing[0]}}} is missing; {judging} judging shows it to the GenRM.")
+
+
+def check_verdict(verdict: VerdictSection, key: str, judging: str = "pointwise") -> None:
+    """Refuses a verdict section with which `parse` could never find a score.
+
+    Raises:
+        ConfigError: there is neither pattern nor choices nor schema, or what there is cannot give a score.
+    """
+    if verdict.choices and judging == "listwise":
+        raise ConfigError(f"{key}.choices cannot have every ranking; write a pattern or json_schema.")
+    if verdict.choices:
+        unread = [choice for choice in verdict.choices if parse_verdict(choice, verdict) is None]
+        if unread:
+            raise ConfigError(f"{key}.choices: {unread[0]!r} gives no score; add it to {key}.scores.")
+        return
+    if verdict.json_schema:
+        _check_schema(verdict, key)
+        return
+    if not verdict.pattern:
+        raise ConfigError(
+            f"{key}.pattern is empty; write the verdict's regular expression, or choices, or json_schema."
+        )
+    try:
+        groups = re.compile(verdict.pattern).groups
+    except re.error as error:
+        raise ConfigError(
+            f"{key}.pattern: {verdict.pattern!r} is not a regular expression: {error}."
+        ) from error
+    if groups < 1:
+        raise ConfigError(
+            f"{key}.pattern: {verdict.pattern!r} has no group; put what is the verdict in parentheses, "
+            "as in 'score: ([0-9]+)'."
+        )
+
+
+def _check_schema(verdict: VerdictSection, key: str) -> None:
+    try:
+        schema = json.loads(verdict.json_schema)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{key}.json_schema is not JSON ({error}).") from error
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or verdict.json_key not in properties:
+        raise ConfigError(f"{key}.json_schema has no property {verdict.json_key!r} (json_key).")
+    wanted = properties[verdict.json_key]
+    if isinstance(wanted, dict):
+        values = wanted.get("enum", [])
+        unread = [
+            each for each in values if parse_verdict(json.dumps({verdict.json_key: each}), verdict) is None
+        ]
+        if wanted.get("type") == "boolean" or unread:
+            shown = repr(unread[0]) if unread else "a boolean"
+            raise ConfigError(f"{key}.json_schema: {shown} gives no score; use numbers, or add {key}.scores.")
+
+
+def structure_of(verdict: VerdictSection) -> str:
+    """What the engine may write, as JSON: {"choice": [...]} or {"json": schema}; empty: any text."""
+    if verdict.choices:
+        return json.dumps({"choice": verdict.choices})
+    return json.dumps({"json": json.loads(verdict.json_schema)}) if verdict.json_schema else ""
+
+
+def render_template(template: str, shown: Shown) -> list[tuple[str, bool]]:
+    """Returns the filled template, as pieces of text; True: the piece is the template's own text.
+
+    The template must have passed `check_template`. Only its own text may contain control tokens.
+    """
+    parts: list[tuple[str, bool]] = []
+    for text, name, _, _ in string.Formatter().parse(template):
+        parts.append((text, True))
+        if name is not None:
+            parts.append((getattr(shown, name), False))
+    return [(text, is_own) for text, is_own in parts if text]
+
+
+def numbered_completions(completions: Sequence[str]) -> str:
+    """The text for {completions}: each after its number, from 1."""
+    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(completions, 1))
+
+
+def parse_verdict(text: str, verdict: VerdictSection) -> float | None:
+    """Returns the score in `text`, or None if there is no valid one."""
+    word = verdict_word(text, verdict)
+    if word is None:
+        return None
+    if verdict.scores:
+        return verdict.scores.get(word)
+    if not _NUMBER.fullmatch(word):
+        return None
+    value = float(word)
+    return value if verdict.minimum <= value <= verdict.maximum else None
+
+
+def parse_ranking(text: str, verdict: VerdictSection, size: int) -> tuple[int, ...] | None:
+    """Returns the completions, from 0, the best first; None if `text` does not name each of them once."""
+    word = verdict_word(text, verdict)
+    found = [int(number) - 1 for number in _INTEGER.findall(word or "")]
+    return tuple(found) if sorted(found) == list(range(size)) else None
+
+
+def verdict_word(text: str, verdict: VerdictSection) -> str | None:
+    """Returns the verdict as it stands in `text`, or None.
+
+    The last match of a pattern counts, because a model that reasons quotes the choices before it decides. The
+    time of a match is not limited here: call this in a process that can be killed.
+    """
+    if verdict.choices:
+        word = text.strip()
+        return word if word in {choice.strip() for choice in verdict.choices} else None
+    if verdict.json_schema:
+        return _json_word(text, verdict.json_key)
+    found = None
+    for found in re.finditer(verdict.pattern, text):  # noqa: B007 - the last one is wanted
+        pass
+    if found is None or found.group(1) is None:
+        return None
+    return found.group(1).strip()
+
+
+FENCE, FENCED = "```", ("```", "```json", "```JSON")
+"""JSON between fences, as services write it that do not keep to a schema."""
+
+
+def _without_fences(text: str) -> str:
+    text = text.strip()
+    first, _, rest = text.partition("\n")
+    if first.strip() not in FENCED or not rest.endswith(FENCE):
+        return text
+    return rest.removesuffix(FENCE)
+
+
+def _json_word(text: str, key: str) -> str | None:
+    if len(text) > MOST_JSON:
+        return None
+    try:
+        value = json.loads(_without_fences(text))
+    except (ValueError, RecursionError):
+        return None
+    found = value.get(key) if isinstance(value, dict) else None
+    if isinstance(found, bool) or found is None:
+        return None
+    return _word(found)
+
+
+def _word(value: Any) -> str:
+    """A JSON value as a verdict is written: numbers in plain decimals."""
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else format(Decimal(repr(round(value, 15))), "f")
+    return json.dumps(value) if isinstance(value, list) else str(value).strip()

@@ -1,0 +1,1 @@
+"""Engines whose GPUs are on several nodes."""

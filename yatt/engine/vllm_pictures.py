@@ -1,0 +1,104 @@
+"""vLLM's input for prompts with prepared pictures: token ids with placeholders, and patches as bytes.
+
+vLLM never sees a picture file: it would expand ids a second time, and prepare pixels by its own settings. It
+normalises the bytes on the device (`mm_device_do_normalize`), so engines without that are refused. The hash
+of a picture names file and preparation: vLLM keeps features by it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from yatt.adapters.node_local.prepared_media import PreparedMedia
+from yatt.engine.protocol import EngineOptions
+from yatt.errors import ConfigError
+from yatt.models.model import read_config
+from yatt.records import message as m
+
+ON_DEVICE = "mm_device_do_normalize"
+
+
+def picture_arguments(options: EngineOptions, known: set[str]) -> dict[str, Any]:
+    """Returns vLLM's EngineArgs about pictures; without pictures it builds no encoder memory.
+
+    Args:
+        known: names of the EngineArgs that this version has.
+
+    Raises:
+        ConfigError: it cannot take prepared pictures.
+    """
+    if not options.takes_pictures:
+        return {}
+    if not options.most_pictures:
+        return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    if ON_DEVICE not in known:
+        raise ConfigError(
+            f"this vLLM takes no prepared pictures (it has no {ON_DEVICE}); install 0.32 or later."
+        )
+    arguments: dict[str, Any] = {
+        "limit_mm_per_prompt": {"image": options.most_pictures, "video": 0},
+        "mm_processor_cache_gb": 0,  # a node keeps prepared pictures in files
+        ON_DEVICE: True,
+    }
+    if options.device == "cpu":
+        return arguments | {"skip_mm_profiling": True}
+    return arguments | ({"mm_encoder_tp_mode": "data"} if options.tp_size > 1 else {})
+
+
+def check_pictures(llm: Any, options: EngineOptions) -> None:
+    """Checks that an engine normalises pictures itself: vLLM only warns if its model's code cannot.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if options.most_pictures and not getattr(
+        llm.vllm_config.model_config.multimodal_config, ON_DEVICE, False
+    ):
+        raise ConfigError(f"{options.model}: vLLM's code of this model takes no prepared pictures.")
+
+
+def picture_input(
+    sample: m.SampleRequest, pictures: Sequence[PreparedMedia], prompt_ids: list[int], frames: int
+) -> Any:
+    """Returns vLLM's input for a prompt.
+
+    Args:
+        pictures: of `sample.media`, in their order.
+        prompt_ids: with placeholder tokens.
+        frames: `temporal_patch_size`: how often a still picture's frame is repeated.
+    """
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    grids = torch.tensor([picture.grid for picture in pictures])
+    values = torch.cat([torch.from_numpy(_with_frames(picture, frames)) for picture in pictures])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": values, "image_grid_thw": grids}, fields)
+    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in sample.media]
+    hashes = [each.prepared for each in sample.media]
+    return mm_input(prompt_ids, items, {"image": hashes}, {"image": places})
+
+
+def frames_of(model: str) -> int:
+    """Returns `temporal_patch_size` of a model folder.
+
+    Raises:
+        ConfigError: its config.json has none.
+    """
+    vision = read_config(model).get("vision_config")
+    found = vision.get("temporal_patch_size") if isinstance(vision, dict) else None
+    if type(found) is not int or not 1 <= found <= 64:
+        raise ConfigError(f"model.path: {model}: config.json says no vision_config.temporal_patch_size.")
+    return found
+
+
+def _with_frames(picture: PreparedMedia, frames: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """Returns patches [rows, 3 * frames * side * side] uint8, where each frame is the still picture."""
+    rows, columns = picture.patches.shape
+    still = picture.patches.reshape(rows, 3, 1, columns // 3)
+    return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)

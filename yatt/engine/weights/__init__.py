@@ -1,0 +1,1 @@
+"""New weights for an engine: published, compared, taken over."""

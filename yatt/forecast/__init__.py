@@ -1,0 +1,1 @@
+"""What a run will need and how fast it will be."""

@@ -1,0 +1,112 @@
+"""Bytes of a GPU while an engine holds it, by role: weights, KV cache, and room for sequences."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
+from yatt.config.sizes import engine_roles
+from yatt.forecast.memory.parameters import parameter_kind
+from yatt.forecast.memory.ranks import RankLayout
+from yatt.forecast.memory.trainer import ITEM_BYTES, longest_sample
+from yatt.models.model import Model
+from yatt.models.shape import LatentAttention, Shape
+
+ENGINE_BYTES = 4 << 30
+"""Of an engine beside weights and KV cache: context, graphs, activations of a step; assumed."""
+
+SLEEPING_BYTES = 2 << 30
+"""Of a worker that sleeps: context, graphs, communicators; assumed. `lease.max_sleeping_bytes` limits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes of one GPU of an engine.
+
+    Args:
+        role: `rollout` or `genrm:NAME`.
+        key: section of the run file, for messages.
+        sleeping: workers of other roles that sleep on the same GPU.
+        kv_token_bytes: of one token on this GPU.
+        longest: tokens of the longest sequence.
+        limit: bytes that the engine may use in all.
+    """
+
+    role: str
+    key: str
+    num_gpus: int
+    weights: int
+    kv_cache: int
+    other: int
+    sleeping: int
+    kv_token_bytes: int
+    longest: int
+    limit: int
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        return self.weights + self.kv_cache + self.other + self.sleeping
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the maximum length that fit into the KV cache at the same time."""
+        return self.kv_cache // (self.kv_token_bytes * self.longest)
+
+
+def engine_memory(
+    config: RunConfig, models: Mapping[str, Model], gpu_bytes: int, *, num_sleeping: int
+) -> list[EngineMemory]:
+    """Memory of each role's engines whose model is in `models`.
+
+    Args:
+        models: by role.
+        num_sleeping: workers that sleep on a GPU while an engine holds it.
+    """
+    sections: tuple[RolloutSection | GenRMSection, ...] = (config.rollout, *config.engine_genrms)
+    found = []
+    for role, section in zip(engine_roles(config), sections, strict=True):
+        if role in models:
+            found.append(_engine(config, role, section, models[role], (gpu_bytes, num_sleeping)))
+    return found
+
+
+def weights_numel(model: Model, num_gpus: int) -> int:
+    """Elements of a model's parameters on one of `num_gpus` GPUs under tensor parallelism."""
+    layout = RankLayout(world_size=num_gpus, tp=num_gpus, etp=num_gpus)
+    return sum(parameter_kind(row).numel(layout) for row in model.rows)
+
+
+def kv_token_bytes(shape: Shape, num_gpus: int, item_bytes: int) -> int:
+    """Bytes of one token's keys and values in all layers on one GPU; a GPU has one head at least. Of latent
+    attention, each GPU has the vector from which they are made, and the key's positions."""
+    attention = shape.attention
+    if isinstance(attention, LatentAttention):
+        return (attention.kv_rank + attention.rope_dim) * item_bytes * shape.num_layers
+    heads = max(attention.num_kv_heads // num_gpus, 1)
+    return 2 * heads * attention.head_dim * item_bytes * shape.num_layers
+
+
+def _engine(
+    config: RunConfig, role: str, section: RolloutSection | GenRMSection, model: Model, gpu: tuple[int, int]
+) -> EngineMemory:
+    gpu_bytes, num_sleeping = gpu
+    if isinstance(section, GenRMSection):
+        key = f"genrms[{config.genrms.index(section)}]"
+        item, longest = ITEM_BYTES[section.dtype], section.max_model_tokens or model.shape.max_positions
+    else:
+        key, item, longest = "rollout", ITEM_BYTES[config.model.dtype], longest_sample(config)
+    weights = weights_numel(model, section.tp_size) * item
+    budget = int(section.gpu_memory_utilization * gpu_bytes)
+    kv_cache = section.kv_cache_bytes or max(budget - weights - ENGINE_BYTES, 0)
+    return EngineMemory(
+        role=role,
+        key=key,
+        num_gpus=section.tp_size,
+        weights=weights,
+        kv_cache=kv_cache,
+        other=ENGINE_BYTES,
+        sleeping=num_sleeping * SLEEPING_BYTES,
+        kv_token_bytes=kv_token_bytes(model.shape, section.tp_size, item),
+        longest=longest,
+        limit=gpu_bytes if section.kv_cache_bytes else budget,
+    )

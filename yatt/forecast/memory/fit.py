@@ -1,0 +1,235 @@
+"""The plan of a run: memory of every kind of GPU and node, and what does not fit."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from yatt.adapters.node_local.host_segment import aligned_size
+from yatt.config.schema import RunConfig
+from yatt.config.sizes import engine_node_gpus, slab_gpus
+from yatt.control.gpus.unfit import PROCESS_BYTES
+from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
+from yatt.forecast.memory.parameters import table_of
+from yatt.forecast.memory.trainer import TrainerMemory, trainer_demand, trainer_memory, worst_stage
+from yatt.models.model import Model
+
+GIB = 1 << 30
+GPU_BYTES = 80 * GIB
+PROCESS_GPU_BYTES = 2 * GIB
+"""Context and NCCL's buffers of a trainer rank; assumed."""
+
+ROOM = 0.95
+"""Share of a GPU that the parts may fill; the rest is lost to fragmentation. Assumed."""
+
+Fault = tuple[str, str]
+"""A key, and what does not fit with what to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of one node.
+
+    Args:
+        kind: `trainer` or `engine` node; in colocated and partial placement all nodes are trainer nodes.
+        weights: host copies of parameters, which engines load.
+        optimizer: host copies of main copies and moments.
+        reference: host copies of the reference model.
+        fetched: weights of other nodes' ranks, without which the node's engines have not the whole model.
+        given: the former version of the weights that other nodes fetch (`placement.send_changes`).
+        genrms: weights of GenRMs that sleep.
+        processes: beside these.
+    """
+
+    kind: str
+    weights: int = 0
+    optimizer: int = 0
+    reference: int = 0
+    fetched: int = 0
+    given: int = 0
+    genrms: int = 0
+    processes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        kept = self.weights + self.optimizer + self.reference
+        return kept + self.fetched + self.given + self.genrms + self.processes
+
+
+def host_memory(
+    config: RunConfig, stages: Sequence[TrainerMemory], engines: Sequence[EngineMemory]
+) -> list[HostMemory]:
+    """Memory of a node of each kind, of the node that needs most of each part.
+
+    Args:
+        stages: the trainer's memory, of every pipeline stage.
+    """
+    gpus, is_split = config.launch.gpus_per_node, config.placement.mode == "disaggregated"
+    fetched, given = _exchanged(config, stages)
+    num_engines = 0 if is_split else sum(max(gpus // engine.num_gpus, 1) for engine in engines)
+    trainer = HostMemory(
+        kind="trainer",
+        weights=gpus * max(aligned_size(stage.weights) for stage in stages),
+        optimizer=gpus * max(aligned_size(stage.optimizer) for stage in stages),
+        reference=gpus * max(stage.reference for stage in stages),
+        fetched=0 if is_split else fetched,
+        given=given,
+        genrms=0 if is_split else _sleeping(engines, _genrm_gpus(config)),
+        processes=PROCESS_BYTES * (gpus + num_engines),
+    )
+    if not is_split:
+        return [trainer]
+    gpus = engine_node_gpus(config)
+    engine = HostMemory(
+        kind="engine",
+        fetched=fetched,
+        genrms=_sleeping(engines, gpus) if config.placement.split == "dynamic" else 0,
+        processes=PROCESS_BYTES * gpus,
+    )
+    return [trainer, engine]
+
+
+def _exchanged(config: RunConfig, stages: Sequence[TrainerMemory]) -> tuple[int, int]:
+    """Bytes that a node fetches, and bytes that it gives, at most."""
+    placement, section = placement_of(config), config.trainer
+    per_stage = placement.world_size // section.pipeline_model_parallel_size
+    chains = placement.weight_chains(section.whole_stage, section.pipeline_model_parallel_size)
+    fetched, given = Counter[int](), Counter[int]()
+    for rank, nodes in chains.items():
+        size = aligned_size(stages[rank // per_stage].weights)
+        given[placement.node_of(rank)] += size
+        for node in nodes:
+            fetched[node] += size
+    keeps_former = config.placement.send_changes and config.model.dtype == "bfloat16"
+    return max(fetched.values(), default=0), max(given.values(), default=0) if keeps_former else 0
+
+
+def _genrm_gpus(config: RunConfig) -> int:
+    """GPUs of a node on which GenRMs may sleep: all, or those of the GenRMs' slabs if these do not move."""
+    place, gpus = config.placement, config.launch.gpus_per_node
+    if place.mode == "partial" and place.split == "fixed":
+        return min(gpus, place.genrm_gpu_sets * slab_gpus(config))
+    return gpus
+
+
+def _sleeping(engines: Sequence[EngineMemory], gpus: int) -> int:
+    """GenRMs keep their weights on the host while they sleep; rollout engines drop theirs."""
+    return sum(gpus * engine.weights for engine in engines if engine.role != ROLLOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes that a run needs.
+
+    Args:
+        trainer: one for each pipeline stage.
+        other: of the process and of the workers that sleep, on a GPU while it trains.
+    """
+
+    gpu_bytes: int
+    trainer: tuple[TrainerMemory, ...]
+    other: int
+    engines: tuple[EngineMemory, ...]
+    hosts: tuple[HostMemory, ...]
+
+    @property
+    def worst(self) -> TrainerMemory:
+        """The pipeline stage that needs most."""
+        return worst_stage(self.trainer)
+
+    @property
+    def trainer_peak(self) -> int:
+        """Bytes of a GPU of that stage."""
+        return self.worst.peak + self.other
+
+    @property
+    def room(self) -> int:
+        """Bytes of a GPU that may be filled."""
+        return int(ROOM * self.gpu_bytes)
+
+    @property
+    def trainer_fits(self) -> bool:
+        """Whether every stage fits."""
+        return self.trainer_peak <= self.room
+
+
+def num_sleeping(config: RunConfig) -> int:
+    """Workers of other roles that sleep on a GPU that a worker uses."""
+    if config.placement.mode == "disaggregated" and config.placement.split == "fixed":
+        return 0
+    has_one_role = config.placement.mode == "partial" and config.placement.split == "fixed"
+    return 1 if has_one_role else 1 + len(config.engine_genrms)
+
+
+def other_bytes(config: RunConfig) -> int:
+    """Bytes of a GPU that trains beside what the trainer itself needs."""
+    is_split = config.placement.mode == "disaggregated"
+    return PROCESS_GPU_BYTES + (0 if is_split else num_sleeping(config) * SLEEPING_BYTES)
+
+
+def room_of(config: RunConfig, gpu_bytes: int) -> int:
+    """Bytes of a GPU for what the trainer itself needs."""
+    return int(ROOM * gpu_bytes) - other_bytes(config)
+
+
+def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int = GPU_BYTES) -> MemoryPlan:
+    """The memory plan of a run whose layout was checked.
+
+    Args:
+        models: by role; a GenRM whose model is unknown is left out.
+    """
+    stages = trainer_memory(trainer_demand(config, models[ROLLOUT].shape, table_of(models[ROLLOUT])))
+    sleeping = num_sleeping(config)
+    engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
+    return MemoryPlan(
+        gpu_bytes=gpu_bytes,
+        trainer=tuple(stages),
+        other=other_bytes(config),
+        engines=tuple(engines),
+        hosts=tuple(host_memory(config, stages, engines)),
+    )
+
+
+def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
+    """Yields what does not fit.
+
+    Args:
+        host_bytes: host memory of a node; 0: not known.
+    """
+    if not plan.trainer_fits:
+        yield (
+            "trainer",
+            f"training needs {_gib(plan.trainer_peak)} of each GPU of pipeline stage {plan.worst.stage}; "
+            f"{_gib(plan.room)} of {_gib(plan.gpu_bytes)} can be used.",
+        )
+    for engine in plan.engines:
+        yield from _engine_faults(engine, plan.gpu_bytes)
+    for host in plan.hosts:
+        if host_bytes and host.total > host_bytes:
+            yield (
+                "launch.nodes",
+                f"each {host.kind} node needs {_gib(host.total)} of host memory, and has {_gib(host_bytes)}; "
+                "more nodes have less of the optimizer each.",
+            )
+
+
+def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:
+    if engine.num_sequences < 1:
+        needed = engine.weights + engine.other + engine.longest * engine.kv_token_bytes
+        yield (
+            f"{engine.key}.tp_size",
+            f"{engine.num_gpus}: weights, and a KV cache for one sequence of {engine.longest} tokens, need "
+            f"{_gib(needed)} of each GPU; the engine may use {_gib(engine.limit)}. Write a larger tp_size, "
+            "or a larger gpu_memory_utilization or kv_cache_bytes.",
+        )
+    elif engine.peak > gpu_bytes:
+        yield (
+            f"{engine.key}.kv_cache_bytes",
+            f"weights, KV cache and what else is on the GPU need {_gib(engine.peak)} of {_gib(gpu_bytes)}; "
+            "write a smaller one, or a smaller gpu_memory_utilization.",
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

@@ -1,0 +1,238 @@
+"""Bytes of a GPU while it trains, by part, for each pipeline stage."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yatt.config.schema import RunConfig, TrainerSection
+from yatt.config.sizes import num_trainer_nodes
+from yatt.forecast.memory.activations import (
+    FLOAT,
+    KernelSet,
+    TokenShare,
+    backward_bytes,
+    layer_bytes,
+    left_bytes,
+    norm_bytes,
+)
+from yatt.forecast.memory.parameters import BufferSizes, ParameterTable, chunk_buffers
+from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
+from yatt.models.shape import Layer, Shape
+
+CHUNK_BYTES, MIN_CHUNK, MAX_CHUNK = 64 << 20, 128, 1024
+"""As in `yatt.trainer.forward.logprobs`; a test compares them."""
+
+INDEX_BYTES = 24
+"""Per token: the token, its position and its row of logits, as int64."""
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerDemand:
+    """What the trainer's memory depends on.
+
+    Args:
+        num_moments: tensors in float32 that the optimizer keeps per parameter.
+        num_rows: positions of a micro-batch whose logits are needed, at most.
+        has_reference: a reference model is on the GPU too.
+    """
+
+    shape: Shape
+    parameters: ParameterTable
+    section: TrainerSection
+    num_moments: int
+    share: TokenShare
+    num_rows: int
+    has_reference: bool
+
+    @property
+    def layout(self) -> RankLayout:
+        """Sizes of the parallel groups."""
+        return self.share.layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerMemory:
+    """Bytes of one rank of a pipeline stage.
+
+    Args:
+        activations: kept for the backward pass, over all micro-batches in flight.
+        head: log-probs and their gradients, with the last norm, on the last stage: at the peak, before any
+            layer's backward pass.
+        layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
+        step: temporary tensors of the optimizer, when activations are free.
+        is_optimizer_away: whether the optimizer's state comes for that only.
+    """
+
+    stage: int
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    head: int
+    layer: int
+    step: int
+    is_optimizer_away: bool = False
+
+    @property
+    def kept(self) -> int:
+        """What stays between micro-batches."""
+        optimizer = 0 if self.is_optimizer_away else self.optimizer
+        return self.weights + self.gradients + optimizer + self.reference
+
+    @property
+    def peak(self) -> int:
+        """Largest sum at any time."""
+        step = self.step + (self.optimizer if self.is_optimizer_away else 0)
+        return self.kept + max(self.activations + max(self.head, self.layer), step)
+
+
+def trainer_demand(config: RunConfig, shape: Shape, parameters: ParameterTable) -> TrainerDemand:
+    """The demand of a run, with the largest micro-batch that it can have. An algorithm of the user's own that
+    needs a reference model without a KL term is not known here."""
+    section, longest = config.trainer, longest_sample(config)
+    layout = planned_layout(section, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    samples = -(-section.mini_batch_size * config.rollout.n // max(layout.dp, 1))
+    tokens = min(section.max_tokens_per_micro_batch, samples * longest)
+    share = TokenShare(
+        num_tokens=-(-tokens // layout.cp),
+        longest=longest,
+        item_bytes=ITEM_BYTES[config.model.dtype],
+        is_packed=tokens > longest,
+        kernels=kernels_of(config),
+        layout=layout,
+    )
+    return TrainerDemand(
+        shape=shape,
+        num_moments=config.optimizer.num_moments,
+        parameters=parameters,
+        section=section,
+        share=share,
+        num_rows=share.num_tokens,
+        has_reference=config.algorithm.kl_in != "none",
+    )
+
+
+def kernels_of(config: RunConfig) -> KernelSet:
+    """The kernels that the trainer uses; with `auto` Transformer Engine's on GPUs."""
+    if config.launch.device == "cpu":
+        return "cpu"
+    return "torch" if config.model.spec == "torch" else "te"
+
+
+def longest_sample(config: RunConfig) -> int:
+    """Tokens of the longest sample."""
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def trainer_memory(demand: TrainerDemand, stages: Iterable[int] = ()) -> list[TrainerMemory]:
+    """Memory of a rank of each of these pipeline stages; of all if none is named."""
+    return [_stage(demand, stage) for stage in stages or range(demand.layout.pp)]
+
+
+def worst_stage(stages: Iterable[TrainerMemory]) -> TrainerMemory:
+    """The stage that needs most."""
+    return max(stages, key=lambda each: each.peak)
+
+
+def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
+    """Elements of the flat buffers of a stage."""
+    layout, total, is_tied = demand.layout, BufferSizes(), demand.shape.is_tied
+    num_layers = demand.shape.num_layers
+    for chunk in model_chunks(num_layers, demand.section, stage):
+        kinds = demand.parameters.chunk(chunk, is_tied=is_tied)
+        is_whole_end = (chunk.start == 0) != (chunk.stop == num_layers)
+        total += chunk_buffers(kinds, layout, has_copy=is_tied and is_whole_end)
+    return total
+
+
+def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
+    item, sizes = demand.share.item_bytes, stage_buffers(demand, stage)
+    main = FLOAT if item < FLOAT else 0  # in float32 the main copies are the parameters
+    step = {"cpu": 0, "torch": 2 * FLOAT * sizes.state, "te": 0}[demand.share.kernels]
+    is_last = stage == demand.layout.pp - 1
+    return TrainerMemory(
+        stage=stage,
+        weights=sizes.numel * item,
+        gradients=sizes.numel * FLOAT,
+        optimizer=sizes.state * (main + demand.num_moments * FLOAT),
+        reference=sizes.numel * item if demand.has_reference else 0,
+        activations=_activations(demand, stage),
+        head=_head(demand) if is_last else 0,
+        layer=_layer(demand, stage),
+        step=step,
+        is_optimizer_away=demand.section.offload_optimizer,
+    )
+
+
+def _activations(demand: TrainerDemand, stage: int) -> int:
+    shape, share, layout = demand.shape, demand.share, demand.layout
+    hidden = share.hidden_bytes(shape.hidden_size)
+    flying = in_flight(layout, stage)
+    chunks = model_chunks(shape.num_layers, demand.section, stage)
+    total = flying * max(_chunk_activations(demand, [shape.layers[at] for at in chunk]) for chunk in chunks)
+    total += share.num_tokens * INDEX_BYTES + share.longest * shape.attention.head_dim * FLOAT  # and angles
+    if layout.has_sequence_parallel:  # megatron-core's buffer for gathered states
+        total += share.num_tokens * shape.hidden_size * share.item_bytes
+    if layout.pp > 1:  # outputs of the stage, with interleaving inputs too, and one that is sent
+        total += (flying * min(layout.vpp, 2) + 1) * hidden
+    return total
+
+
+def _chunk_activations(demand: TrainerDemand, layers: list[Layer]) -> int:
+    """Bytes that layers keep of one micro-batch. Parts of layers that are computed again (selective) count as
+    kept, so the plan has too many there."""
+    size, share, total = demand.shape.hidden_size, demand.share, 0
+    hidden, again = share.hidden_bytes(size), _num_again(demand.section, len(layers))
+    kept = {layer: layer_bytes(layer, size, share) for layer in set(layers)}
+    left = {layer: max(hidden, left_bytes(layer, size, share)) for layer in set(layers)}
+    for place, layer in enumerate(layers):
+        first = hidden if place == 0 else left[layer]
+        total += first if place < again else kept[layer]
+    return total
+
+
+def _num_again(section: TrainerSection, num_layers: int) -> int:
+    """How many layers of a chunk, the first ones, are computed again as a whole."""
+    if section.recompute != "full":
+        return 0
+    return min(section.recompute_layers or num_layers, num_layers)
+
+
+def _layer(demand: TrainerDemand, stage: int) -> int:
+    shape, share = demand.shape, demand.share
+    chunks = model_chunks(shape.num_layers, demand.section, stage)
+    # The layer's output is freed before, or its input is kept already.
+    shared = share.hidden_bytes(shape.hidden_size) if share.keeps_inputs else 0
+    return max(_chunk_working(demand, [shape.layers[at] for at in chunk]) for chunk in chunks) - shared
+
+
+def _chunk_working(demand: TrainerDemand, layers: list[Layer]) -> int:
+    """Bytes of a layer's backward pass beside what layers keep. The first layers are the last in the backward
+    pass: where they are computed again, what the others kept is free."""
+    size, share, again = demand.shape.hidden_size, demand.share, _num_again(demand.section, len(layers))
+    kept = {layer: layer_bytes(layer, size, share) for layer in set(layers)}
+    working = {layer: backward_bytes(layer, size, share) for layer in set(layers)}
+    free = sum(kept[layer] for layer in layers[again:])
+    twice = [working[layer] + kept[layer] - free for layer in layers[:again]]
+    return max([*twice, *(working[layer] for layer in layers[again:])])
+
+
+def _head(demand: TrainerDemand) -> int:
+    """The last norm, the head's input, and the larger of its chunks and of the gradients of the input.
+
+    Source: `yatt.trainer.forward.logprobs`; three tensors of a chunk in float32, the gradient of the chunk
+    before in the model's type, the gradient of the weight in float32.
+    """
+    share, hidden = demand.share, demand.shape.hidden_size
+    item, tp = share.item_bytes, demand.layout.tp
+    kept = share.num_held * (norm_bytes(hidden, share) - hidden * item)
+    rows_bytes = demand.num_rows * hidden * (item + FLOAT if item < FLOAT else FLOAT)
+    entries = -(-demand.shape.vocab_size // tp)
+    rows = min(max(CHUNK_BYTES // (FLOAT * entries), MIN_CHUNK), MAX_CHUNK)
+    chunk = min(rows, demand.num_rows) * entries
+    chunks = chunk * 3 * FLOAT + (chunk * item if rows < demand.num_rows else 0)
+    chunks += entries * hidden * FLOAT + demand.num_rows * hidden * item
+    last_norm = 4 * FLOAT * hidden * share.num_held  # its backward pass, when rows and chunks are free
+    return kept + max(rows_bytes + chunks, last_norm)

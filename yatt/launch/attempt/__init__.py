@@ -1,0 +1,1 @@
+"""One attempt of a run: its processes are started, watched and judged."""

@@ -1,1 +1,0 @@
-"""Backends that run attempts: on this machine, or in a Slurm job."""

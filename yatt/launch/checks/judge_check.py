@@ -1,0 +1,96 @@
+"""Checks of GenRMs before anything starts: their folders, sizes and context lengths."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.errors import ConfigError
+from yatt.launch.checks.model_check import check_model, checked_tensors
+from yatt.plain_files import read_plain
+
+TOKENIZER = "tokenizer.json"
+
+
+def check_judge(genrm: GenRMSection, key: str) -> None:
+    """Checks the folder of a GenRM that has an engine.
+
+    Raises:
+        ConfigError: it is not a Hugging Face model, a file of it is damaged, or `tp_size` does not divide its
+            attention heads.
+    """
+    check_engine_model(genrm.model, key, genrm.engine, genrm.tp_size)
+
+
+def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None:
+    """Checks the folder of a model that an engine samples.
+
+    Args:
+        key: section of the config that names it: `genrms[0]`, `model`.
+
+    Raises:
+        ConfigError: as in `check_judge`.
+    """
+    is_policy = key == "model"
+    place = f"{key}.path" if is_policy else f"{key}.model"
+    tp_key = "rollout.tp_size" if is_policy else f"{key}.tp_size"
+    values = check_model(folder, place, has_weights=engine != "scripted")
+    if engine == "scripted":
+        return  # has no weights
+    text = values.get("text_config", values)
+    sizes = text if isinstance(text, dict) else values
+    places, faults = checked_tensors(folder, place)
+    if not places and not faults:
+        faults = ["has no tensor"]
+    if faults:
+        raise ConfigError("\n".join(f"{place}: {folder} {fault}." for fault in faults))
+    heads = sizes.get("num_attention_heads")
+    if isinstance(heads, int) and heads % tp_size:
+        raise ConfigError(
+            f"{tp_key} {tp_size} does not divide the {heads} heads of {folder}; write a divisor."
+        )
+
+
+def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: int) -> Iterator[str]:
+    """Compares the longest question with the GenRM's context; yields notes.
+
+    Args:
+        num_tokens: length of the template and the chat template.
+
+    Raises:
+        ConfigError: the longest question does not fit, and it is counted exactly: the GenRM has the policy's
+            tokenizer.
+    """
+    if not genrm.template:
+        return
+    prompt = config.data.max_prompt_tokens if "{prompt}" in genrm.template else 0
+    times = _completions(config, genrm)
+    longest = num_tokens + prompt + times * config.rollout.max_response_tokens
+    limit, name = genrm.max_model_tokens, f"{times} * " if times > 1 else ""
+    parts = f"template with {genrm.model} {num_tokens}" + (
+        f" + data.max_prompt_tokens {prompt}" if prompt else ""
+    )
+    parts += f" + {name}rollout.max_response_tokens {config.rollout.max_response_tokens}"
+    if longest >= limit and _same_tokenizer(config.model.path, genrm.model):
+        raise ConfigError(
+            f"{key}.max_model_tokens: the longest question has {longest} tokens ({parts}), and a verdict "
+            f"needs room, but the GenRM takes {limit}. Raise max_model_tokens, or lower one of these."
+        )
+    if longest + genrm.max_tokens > limit:
+        yield (
+            f"{key}.max_model_tokens: a question of {longest} tokens ({parts}) leaves less than "
+            f"{key}.max_tokens {genrm.max_tokens} of {limit} tokens for the verdict, which may be cut."
+        )
+
+
+def _completions(config: RunConfig, genrm: GenRMSection) -> int:
+    """Most completions in one question."""
+    if genrm.judging == "listwise":
+        return config.rollout.n
+    return 2 if genrm.judging == "pairwise" and genrm.pairs != "ground_truth" else int(
+        "{completion" in genrm.template
+    )  # fmt: skip
+
+
+def _same_tokenizer(policy: str, judge: str) -> bool:
+    most = 1 << 29
+    return read_plain(Path(policy) / TOKENIZER, most) == read_plain(Path(judge) / TOKENIZER, most)

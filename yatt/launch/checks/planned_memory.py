@@ -1,0 +1,68 @@
+"""What preflight says of a run's memory: a refusal where it is sure, else a note.
+
+The machine that starts a run need not have its GPUs, so their memory is not known there.
+"""
+
+from pathlib import Path
+
+from yatt.adapters.inputs.model_family import model_of_run
+from yatt.config.doubts import Doubt
+from yatt.config.schema import RunConfig
+from yatt.core.gpus.placement import ROLLOUT, genrm_role
+from yatt.errors import ConfigError
+from yatt.forecast.memory.advice import nearest_in_words, plan_faults
+from yatt.forecast.memory.fit import GIB, GPU_BYTES, memory_plan
+from yatt.forecast.memory.parameters import table_of
+from yatt.forecast.memory.trainer import trainer_demand, trainer_memory, worst_stage
+from yatt.models.model import Model, read_model
+
+LARGEST_GPU_BYTES = 288 * GIB
+"""Memory of the largest GPUs that are sold: NVIDIA B300, AMD MI355X."""
+
+
+def check_planned_memory(config: RunConfig, model: Model) -> None:
+    """Refuses a layout whose weights, gradients and optimizer fit on no GPU. These bytes are exact.
+
+    Raises:
+        ConfigError: names the size and the nearest layout that fits.
+    """
+    if config.launch.device == "cpu":
+        return
+    kept = worst_stage(trainer_memory(trainer_demand(config, model.shape, table_of(model)))).kept
+    if kept <= LARGEST_GPU_BYTES:
+        return
+    raise ConfigError(
+        f"trainer: weights, gradients and optimizer need {kept / GIB:.0f} GiB of each GPU, and the largest "
+        f"GPUs have {LARGEST_GPU_BYTES // GIB} GiB. {nearest_in_words(config, model, GPU_BYTES)}"
+    )
+
+
+def memory_doubts(config: RunConfig) -> list[Doubt]:
+    """Returns what does not fit on GPUs of 80 GiB. Other GPUs may be larger, so it is no mistake.
+
+    A model that cannot be read, or has the user's own family, is not counted; other checks report it.
+    """
+    is_known = not config.model.family and Path(config.model.path).is_dir()
+    if config.launch.device == "cpu" or not is_known:
+        return []
+    try:
+        models = models_of(config)
+        faults = plan_faults(config, models, memory_plan(config, models))
+    except (ConfigError, OSError):
+        return []
+    return [(key, f"does not fit on GPUs of {GPU_BYTES // GIB} GiB: {says}") for key, says in faults]
+
+
+def models_of(config: RunConfig) -> dict[str, Model]:
+    """The models of roles with engines whose config.json can be read; always that of the policy.
+
+    Raises:
+        ConfigError: the policy's cannot.
+    """
+    models = {ROLLOUT: model_of_run(config.model)}
+    for genrm in config.engine_genrms:
+        try:
+            models[genrm_role(genrm.name)] = read_model(genrm.model)
+        except ConfigError:  # an engine may know architectures that the trainer does not
+            continue
+    return models

@@ -1,0 +1,1 @@
+"""What runs on each node before and beside its controller."""

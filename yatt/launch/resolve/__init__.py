@@ -1,0 +1,1 @@
+"""From the run file and the site file to the config and the job plan."""

@@ -1,0 +1,1 @@
+"""Models that take pictures: their tower, and how they write pictures into prompts."""

@@ -1,0 +1,116 @@
+"""How a model writes pictures into prompts, from its folder: sizes in patches, and placeholder tokens.
+
+Source: transformers' `smart_resize` of Qwen2-VL, whose processor Qwen2.5-VL and Qwen3-VL use; a test compares
+grids and ids.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from yatt.errors import ConfigError
+from yatt.models.folder import CONFIG
+from yatt.models.model import family_of
+from yatt.plain_files import read_json_object
+
+MOST_RATIO = 200
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+MOST_NUMBER = 1 << 40
+MARK_KEYS = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchTokens:
+    """A family whose pictures keep their ratio: sides are multiples of `patch * merge` pixels.
+
+    Attributes:
+        mark_ids: what a chat template writes for a picture, for prompts that no template renders.
+        patch: pixels of a patch's side.
+        merge: patches of a token's side.
+        min_pixels, max_pixels: limits of the resized picture.
+    """
+
+    image_token_id: int
+    mark_ids: tuple[int, ...]
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+
+    def grid_of(self, width: int, height: int) -> tuple[int, int, int]:
+        """Returns the number of patches in time, height and width.
+
+        Raises:
+            ValueError: one side is more than `MOST_RATIO` times the other.
+        """
+        if max(width, height) > MOST_RATIO * min(width, height):
+            raise ValueError(
+                f"{width} x {height} pixels: no side may be more than {MOST_RATIO} times the other"
+            )
+        unit = self.patch * self.merge
+        sides = [round(side / unit) * unit for side in (height, width)]
+        if math.prod(sides) > self.max_pixels:
+            factor = math.sqrt(width * height / self.max_pixels)
+            sides = [max(unit, math.floor(side / factor / unit) * unit) for side in (height, width)]
+        elif math.prod(sides) < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (width * height))
+            sides = [math.ceil(side * factor / unit) * unit for side in (height, width)]
+        return 1, sides[0] // self.patch, sides[1] // self.patch
+
+    def placeholder_ids(self, grid: tuple[int, int, int]) -> list[int]:
+        """Returns one token for each square of `merge` times `merge` patches."""
+        return [self.image_token_id] * (math.prod(grid) // self.merge**2)
+
+
+@lru_cache(maxsize=4)
+def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> PatchTokens:
+    """Reads how the model in a folder writes pictures into prompts.
+
+    Args:
+        min_pixels, max_pixels: instead of the folder's; 0: as there.
+
+    Raises:
+        ConfigError: a file is missing or lacks a value, or the model's type is not supported.
+        OSError: a transient error.
+    """
+    config = read_json_object(Path(folder) / CONFIG) or {}
+    family_of(config.get("model_type"))  # those that take pictures all write them in this way
+    file, processor = _image_processor(Path(folder))
+    size = processor.get("size")
+    sizes = size if isinstance(size, dict) else {}
+    least = min_pixels or sizes.get("shortest_edge") or processor.get("min_pixels")
+    most = max_pixels or sizes.get("longest_edge") or processor.get("max_pixels")
+    return PatchTokens(
+        image_token_id=_number(config, "image_token_id", Path(folder) / CONFIG, least=0),
+        mark_ids=tuple(_number(config, key, Path(folder) / CONFIG, least=0) for key in MARK_KEYS),
+        patch=_number(processor, "patch_size", file),
+        merge=_number(processor, "merge_size", file),
+        min_pixels=_number({"min_pixels": least}, "min_pixels", file),
+        max_pixels=_number({"max_pixels": most}, "max_pixels", file),
+    )
+
+
+def _image_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the settings of pictures and their file.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    for name in PROCESSOR_FILES:
+        found = read_json_object(folder / name)
+        settings = found.get("image_processor", found) if found else None
+        if isinstance(settings, dict) and "patch_size" in settings:
+            return folder / name, settings
+    raise ConfigError(
+        f"model.path: {folder} takes pictures, but has no {' or '.join(PROCESSOR_FILES)} with a patch_size; "
+        "copy the model's folder with its processor."
+    )
+
+
+def _number(values: dict[str, Any], key: str, file: Path, least: int = 1) -> int:
+    value = values.get(key)
+    if type(value) is not int or not least <= value < MOST_NUMBER:
+        raise ConfigError(f"{file}: {key} is missing, or no whole number of {least} or more.")
+    return value

@@ -1,0 +1,283 @@
+"""`yatt report RUN`: one self-contained HTML page about a run, from its folder alone.
+
+The page is self-contained: no script, font or other file. It can be written while the run is active, after it
+failed, or before it has any metrics.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from yatt.adapters.files.lines import make_ready, read_records
+from yatt.adapters.run_folder import ledger
+from yatt.adapters.run_folder.ledger import Attempt, run_is_finished
+from yatt.adapters.run_folder.run_config import Changed, changes_of, load_run
+from yatt.config.check import node_gpus
+from yatt.config.load import config_hash, load_attempt, without_secrets
+from yatt.config.origin import annotated_yaml, origins_of_run
+from yatt.config.schema import RunConfig
+from yatt.core.figures.alarms import FLAT_GROUPS
+from yatt.core.figures.goodput import Now, attempt_gpu_seconds, goodput_share, running_share
+from yatt.core.figures.limiting import limit_of
+from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
+from yatt.obs.metrics import STEP, amount_in, as_row
+from yatt.obs.page import parts
+from yatt.obs.page.curves import REWARD, reward_chart, small_charts, verdict_on_curves
+from yatt.obs.page.page_file import whole_page, write_page
+from yatt.obs.page.parts import as_html
+from yatt.obs.page.slabs_part import slabs_part
+from yatt.obs.samples import as_sample
+from yatt.obs.story.account import account_of, facts_of
+from yatt.obs.story.history import AttemptView, attempts_of, folded_events, read_events
+from yatt.obs.story.slab_history import slab_history
+from yatt.obs.story.view import counter_lines
+from yatt.obs.story.words import duration_in_words
+from yatt.paths import RunPaths
+
+RUNNING = "running, or cut off"
+CUT_OFF = "cut off"
+NODE_LEFT = "continued without a node"
+"""Not a failure of the run: a node was lost or found unfit."""
+
+
+NARROW = (400, 260)
+"""Pixels of the large chart on a narrow screen."""
+
+MAX_CONFIG = 60_000
+FLAT_ITERATIONS = 10
+MANY_FLAT = 0.5
+"""Share of flat groups from which the report explains them as a problem."""
+
+
+def settings_part(config: RunConfig, attempts: Sequence[Attempt]) -> str:
+    """Returns the keys that differ from their defaults, and software and hardware of the newest attempt."""
+    config = without_secrets(config)
+    text = annotated_yaml(config, origins_of_run(config), only_written=True)
+    lines = "\n".join(line.partition("  # ")[0].rstrip() for line in text.splitlines())[:MAX_CONFIG]
+    keys = (
+        f"<details open><summary>Keys that are not defaults</summary><pre>{shown_all(lines)}</pre></details>"
+    )
+    about = next((a.started["surroundings"] for a in reversed(attempts) if "surroundings" in a.started), None)
+    return f'<div class="card">{keys}{_machine(about) if isinstance(about, dict) else ""}</div>'
+
+
+def shown_all(text: str) -> str:
+    """Returns text as HTML, in pieces that are not truncated."""
+    return "".join(as_html(text[at : at + 2000]) for at in range(0, len(text), 2000))
+
+
+def _machine(about: Mapping[str, Any]) -> str:
+    versions = about.get("versions")
+    named = versions.items() if isinstance(versions, dict) else ()
+    gpus = about.get("gpus")
+    cards = [f"{count} x {name}" for name, count in gpus.items()] if isinstance(gpus, dict) else []
+    machine = [
+        ("processor", about.get("processor", "")), ("cores", about.get("cores", "")),
+        ("memory (GiB)", about.get("memory_gib", "")), ("GPUs", ", ".join(cards) or "none"),
+    ]  # fmt: skip
+    rows = "".join(
+        f"<tr><td>{as_html(name)}</td><td>{as_html(value)}</td></tr>" for name, value in (*named, *machine)
+    )
+    return f"<h3>Software and machine of the launcher, newest attempt</h3><table>{rows}</table>"
+
+
+def flat_part(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Explains groups whose rewards are all equal, if the newest iterations have some; else empty."""
+    newest = [amount_in(dict(row), FLAT_GROUPS) for row in rows if row[STEP]][-FLAT_ITERATIONS:]
+    share = sum(newest) / max(1, len(newest))
+    if not share:
+        return ""
+    warn = " warn" if share >= MANY_FLAT else ""
+    return (
+        f'<p class="say{warn}">In {100 * share:.0f}% of the prompt groups of the newest '
+        f"{len(newest)} iterations all completions have identical rewards, so their advantages are zero and "
+        "they teach nothing. All rewards high: the prompts are too easy. All low: too hard, or the reward "
+        "cannot tell answers apart. "
+        "<code>algorithm.filter_groups: true</code> replaces these groups; other prompts or a larger "
+        "<code>rollout.n</code> help too.</p>"
+    )
+
+
+def write_report(
+    paths: RunPaths, out: Path | None, charged_s: float | None = None, now: Now | None = None
+) -> Path:
+    """Writes the page; returns its path.
+
+    Args:
+        out: the file; ``report.html`` in the run folder if None.
+        charged_s: GPU seconds of the run's jobs in Slurm's accounting; None if there is none.
+        now: what the run does now; None if it is over.
+
+    Raises:
+        ConfigError: it is not a run folder, or the page cannot be written.
+    """
+    paths.check_is_run()
+    target = out or paths.report
+    if out is None:
+        make_ready(target)
+    page = report_page(paths, load_run(paths), charged_s, now)
+    write_page(target, page, "--out")
+    return target
+
+
+def report_page(
+    paths: RunPaths, config: RunConfig, charged_s: float | None = None, now: Now | None = None
+) -> str:
+    """Returns the page's HTML text."""
+    events, bad_events = read_events(paths.events)
+    attempts = attempts_of(events, facts_of(paths))
+    ends = {attempt.number: end_of(attempt, paths) for attempt in attempts}
+    for attempt in attempts[:-1]:
+        how, why = ends[attempt.number]
+        ends[attempt.number] = (CUT_OFF if how == RUNNING else how, why)
+    rows, bad_rows = read_records(paths.metrics, as_row)
+    samples, bad_samples = read_records(paths.samples, as_sample)
+    account = account_of([attempt.span for attempt in attempts], config.checkpoint, now)
+    seconds = account.seconds
+    view, news = folded_events(events, paths)
+    sections = (
+        ("Curves", _curves(rows)),
+        (
+            "Where the time went",
+            f'<div class="card">{parts.goodput_part(seconds)}{parts.saves_part(account.saves)}</div>',
+        ),
+        ("GPU sets", slabs_part(slab_history(events))),
+        ("Timeline", f'<div class="card">{parts.timelines_part(attempts)}</div>'),
+        ("Attempts", _attempts(attempts, ends, starts_of(paths))),
+        ("What happened", f'<div class="card">{parts.news_part(news)}</div>'),
+        (
+            "Prompt groups and lengths",
+            f'<div class="card">{flat_part(rows)}{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>',
+        ),
+        ("Completions", parts.samples_part(samples)),
+        ("Config, versions and machine", settings_part(config, ledger.started_attempts(paths))),
+    )
+    body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
+    state = run_state(paths, attempts, ends)
+    gpus_s = attempt_gpu_seconds([each.span for each in attempts], attempt_gpus(paths, config, attempts))
+    facts = _facts(config, attempts, rows, seconds) + _hours(gpus_s, running_share(seconds), charged_s)
+    head = _header(paths, config, state) + parts.fact_boxes(facts)
+    head += parts.alarms_part(view.alarms.values())
+    head += parts.counted_part(counter_lines(view.num_late, view.num_lost, view.num_killed))
+    head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
+    return whole_page(f"{parts.as_html(paths.root.absolute().name)}: yatt report", head + body)
+
+
+def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:
+    """Returns how an attempt ended and why, as recorded by its leader, else by the launcher."""
+    record = ledger.record_of_attempt(paths, attempt.number, ledger.ENDED)
+    noted = record.get("exit_code")
+    code = (noted if type(noted) is int else None) if record else attempt.exit_code
+    why = attempt.reason or ("" if code == EXIT_FINISHED else str(record.get("reason", "")))
+    if code is None:
+        return (NODE_LEFT, why) if record else (RUNNING, "")
+    word = {EXIT_FINISHED: "finished", EXIT_WILL_CONTINUE: "stopped, to be continued"}.get(code, "failed")
+    return f"{word} (exit code {code})", why
+
+
+def starts_of(paths: RunPaths) -> dict[int, str]:
+    """Maps each attempt to its job, start number and nodes; attempts outside of jobs are missing."""
+    found = {}
+    for attempt in ledger.started_attempts(paths):
+        if job := attempt.started.get("job"):
+            restarts = attempt.started.get("restarts", 0)
+            again = f"requeued, start {restarts + 1}" if restarts else "first start"
+            hosts = attempt.started.get("hosts", {}).items()
+            where = "; ".join(f"{part} on {', '.join(names)}" for part, names in hosts)
+            found[attempt.number] = f"{job}: {again}. {where}"
+    return found
+
+
+def attempt_gpus(paths: RunPaths, config: RunConfig, attempts: tuple[AttemptView, ...]) -> list[int]:
+    """Returns the number of GPUs, or slots, of each attempt, without those of nodes that were left out."""
+    absent = {a.number: set(a.started.get("absent", ())) for a in ledger.started_attempts(paths)}
+    counts = []
+    for attempt in attempts:
+        with contextlib.suppress(ConfigError, OSError):  # else use the config of the previous attempt
+            config = load_attempt(paths, attempt.number)
+        gone = absent.get(attempt.number, set())
+        counts.append(sum(gpus for node, gpus in enumerate(node_gpus(config)) if node not in gone))
+    return counts
+
+
+def run_state(paths: RunPaths, attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]]) -> str:
+    """Returns the run's state: finished, failed, stopped, running or starting."""
+    if run_is_finished(paths):
+        return "finished"
+    if not attempts:
+        return "starting"
+    return ends[attempts[-1].number][0].partition(" ")[0].rstrip(",")
+
+
+def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
+    sizes = [(gpus, len(list(nodes))) for gpus, nodes in groupby(node_gpus(config))]
+    where = " + ".join(f"{nodes} x {gpus}" for gpus, nodes in sizes) + " GPUs or slots"
+    about = f"{where}, {config.placement.mode}; policy {config.model.path}"
+    judges = ", ".join(f"{genrm.name} ({genrm.model})" for genrm in config.genrms)
+    judged = f"; GenRM {judges}" if judges else ""
+    return (
+        f'<div class="top"><h1>{parts.as_html(paths.root.absolute())}</h1>'
+        f'<span class="state {state}">{state}</span></div>'
+        f'<div class="soft">config <code>{config_hash(config)}</code>; {parts.as_html(about + judged)}</div>'
+        f"{''.join(map(_changed_line, changes_of(paths)))}"
+    )
+
+
+def _changed_line(changed: Changed) -> str:
+    """One line per `yatt resume` that changed keys."""
+    words = f"changed after attempt {changed.after} ({changed.wall}): {'; '.join(changed.words)}"
+    return f'<div class="soft">{parts.as_html(words)}</div>'
+
+
+def _facts(
+    config: RunConfig,
+    attempts: tuple[AttemptView, ...],
+    rows: list[dict[str, Any]],
+    seconds: dict[str, float],
+) -> list[tuple[str, str]]:
+    done = max((int(row[STEP]) for row in rows), default=0)
+    rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
+    found = (amount_in(row, "perf/throughput") for row in rows[-10:] if row[STEP])
+    paces = [pace for pace in found if pace]
+    tokens = sum(amount_in(row, "perf/total_num_tokens") for row in rows)
+    return [
+        ("iterations trained", f"{done} of {config.trainer.total_iterations}"),
+        ("reward, last iteration", f"{rewards[-1]:.3f}" if rewards else "none yet"),
+        ("attempts", str(len(attempts))),
+        ("wall time", duration_in_words(sum(seconds.values()))),
+        ("share of useful time", f"{100 * goodput_share(seconds):.0f}%"),
+        ("limited by", limit.by if (limit := limit_of(rows)) else "not known yet"),
+        ("tokens per second and GPU", f"{sum(paces) / len(paces):.0f}" if paces else "none yet"),
+        ("tokens trained on", f"{tokens / 1e6:,.0f} M" if tokens >= 1e7 else f"{tokens:,}"),
+    ]
+
+
+def _hours(gpus_s: float, share: float, charged_s: float | None) -> list[tuple[str, str]]:
+    hours = [("GPU or slot hours", f"{gpus_s / 3600:.2f}, {100 * share:.0f}% of them useful")]
+    if charged_s:
+        useful = min(1.0, gpus_s * share / charged_s)
+        hours.append(
+            ("GPU hours in Slurm's accounting", f"{charged_s / 3600:.2f}, {100 * useful:.0f}% useful")
+        )
+    return hours
+
+
+def _curves(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return '<p class="none">No iteration is complete yet.</p>'
+    sentence, is_warning = verdict_on_curves(rows)
+    say = f'<p class="say{" warn" if is_warning else ""}">{parts.as_html(sentence)}</p>'
+    small = "".join(f'<div class="card"><h3>{title}</h3>{svg}</div>' for title, svg in small_charts(rows))
+    large = f'<div class="wide">{reward_chart(rows)}</div>'
+    large += f'<div class="narrow">{reward_chart(rows, NARROW)}</div>'
+    return f'{say}<div class="card">{large}</div><div class="grid-cards">{small}</div>'
+
+
+def _attempts(
+    attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]
+) -> str:
+    if not attempts:
+        return '<p class="none">No attempt has started yet.</p>'
+    return f'<div class="card">{parts.attempts_table(attempts, ends, starts)}</div>'

@@ -1,1 +1,0 @@
-"""Simulates runs: the policy and the router of real runs, on models of engines and a clock that jumps."""

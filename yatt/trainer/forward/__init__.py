@@ -1,0 +1,1 @@
+"""Forward passes, and the log-probabilities they give."""

@@ -1,0 +1,1 @@
+"""The state of the trainer: copies on the host, snapshots, exports, published weights."""

@@ -1,0 +1,326 @@
+"""The host copy of a rank's state: what it sleeps on, what engines load and what a checkpoint contains.
+
+Works on storages: each has a place in host memory that is allocated once and kept. `copy` copies what has
+changed since the last copy; `offload` copies too, then resizes the storages to 0. Every view of a storage
+(parameters in their flat buffer, gradients, optimizer shards) stays valid and has its content again after
+`onload`. The same code frees memory on CPU, so that a test without GPU covers it. An area may live on the
+host all the time (`keep_away`), and come only while it is `present`.
+
+Weights and optimizer state are in two named segments (`yatt.adapters.node_local.host_segment`), stamped with
+attempt and version: other processes of the node read them. Other tensors (a reference, buffers) have private
+memory.
+
+Source: verl's Megatron workers resize the flat buffers. Every storage is treated alike here, because
+swapping `p.data` would break aliases.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from yatt.adapters.node_local.host_segment import (
+    AREAS as AREAS,
+    STATE as STATE,
+    WEIGHTS as WEIGHTS,
+    SegmentWriter,
+    Stamp,
+    aligned_size,
+    segment_path,
+)
+from yatt.trainer.mcore.model import Policy
+from yatt.trainer.mcore.optimizer_state import inner_optimizers
+from yatt.weights.convert import router_biases
+from yatt.weights.registered_memory import MemoryRegistrar
+
+CLEAR_WORKSPACES = "_cuda_clearCublasWorkspaces"
+"""Of torch._C."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One storage and its place on the host.
+
+    `host`: None if it comes back as zeros. `area`: its segment; "" if the memory is private. `at`: its first
+    byte there. `is_current`: whether the host has its present content. `is_constant`: it never changes.
+    """
+
+    storage: torch.UntypedStorage
+    size_bytes: int
+    host: Tensor | None = None
+    area: str = ""
+    at: int = 0
+    is_constant: bool = False
+    is_current: bool = False
+    is_away: bool = False
+
+
+class HostCopy:
+    """Copies the storages of these tensors to the host, and moves them there and back.
+
+    Args:
+        areas: tensors of each segment.
+        private: tensors whose content must come back, and that no other process reads.
+        constant: the same, and they never change.
+        dropped: tensors that may come back as zeros (gradients).
+        stem: path of the segments, without the area's name.
+
+    Raises:
+        ConfigError: the memory filesystem has not enough room.
+    """
+
+    def __init__(
+        self, areas: dict[str, list[Tensor]], *, private: Sequence[Tensor] = (),
+        constant: Sequence[Tensor] = (), dropped: Sequence[Tensor] = (), stem: Path, attempt: int,
+    ) -> None:  # fmt: skip
+        self._held: dict[int, _Held] = {}
+        self._stem, self._attempt, self._version = stem, attempt, 0
+        self._segments: dict[str, SegmentWriter] = {}
+        self._stamped: dict[str, int] = {}
+        """The version of each segment's stamp, where it is valid."""
+        self._kept_away: frozenset[str] = frozenset()
+        """Areas that live on the host."""
+        for area, tensors in areas.items():
+            self._allocate(area, [held for t in tensors if (held := self._add(t)) is not None])
+        for others, is_constant in ((private, False), (constant, True)):
+            for tensor in others:
+                if (held := self._add(tensor)) is not None:
+                    held.host, held.is_constant = _private_memory(held), is_constant
+        for tensor in dropped:
+            self._add(tensor)
+
+    def _add(self, tensor: Tensor) -> _Held | None:
+        """Notes a tensor's storage; returns None if it is known or empty."""
+        storage = tensor.untyped_storage()
+        if storage.size() == 0 or storage._cdata in self._held:
+            return None
+        self._held[storage._cdata] = held = _Held(storage, storage.size())
+        return held
+
+    def _allocate(self, area: str, members: Sequence[_Held]) -> None:
+        size_bytes = 0
+        for held in members:
+            held.area, held.at = area, size_bytes
+            size_bytes += aligned_size(held.size_bytes)
+        if not size_bytes:
+            return
+        segment = SegmentWriter(segment_path(self._stem, area), size_bytes)
+        self._segments[area] = segment
+        whole = _data_of(segment)
+        for held in members:
+            held.host = whole[held.at : held.at + held.size_bytes]
+
+    def register_segments(self, registrar: MemoryRegistrar) -> None:
+        """Registers the segments with CUDA, each until it is unmapped."""
+        for segment in self._segments.values():
+            registrar.register(_data_of(segment), segment, read_only=False)
+
+    # ---- versions -------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The policy version of the present content."""
+        return self._version
+
+    def changed(self, version: int) -> None:
+        """Notes that the content has changed: it is of this policy version now."""
+        self._version = version
+        for held in self._held.values():
+            held.is_current &= held.is_constant or held.is_away
+
+    @torch.no_grad()
+    def copy(self, areas: Iterable[str]) -> int:
+        """Brings the segments up to date; returns the number of bytes that were copied."""
+        copied = 0
+        for area in [area for area in areas if area in self._segments]:
+            copied += self._bring_up_to_date(area)
+            if self._stamped.get(area) != self._version:
+                self._segments[area].complete(Stamp(self._attempt, self._version))
+                self._stamped[area] = self._version
+        return copied
+
+    def _bring_up_to_date(self, area: str) -> int:
+        """Copies what is not current into an area's segment, whose stamp is invalid from then on."""
+        stale = [held for held in self._of(area) if not held.is_current]
+        if not stale:
+            return 0
+        self._segments[area].invalidate()
+        self._stamped.pop(area, None)
+        copied = sum(_to_host(held) for held in stale)
+        _wait_for_copies()
+        return copied
+
+    def _of(self, area: str) -> list[_Held]:
+        return [held for held in self._held.values() if held.area == area]
+
+    def place(self, tensor: Tensor) -> tuple[str, int]:
+        """Returns area and first byte of a tensor, which may be a view of a larger one and may be away."""
+        held = self._held[tensor.untyped_storage()._cdata]
+        assert held.area, "only weights and optimizer state are in segments"
+        return held.area, held.at + int(tensor.storage_offset()) * tensor.element_size()
+
+    # ---- device memory --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def offload(self) -> None:
+        """Copies to the host and frees the device's memory; a second call does nothing."""
+        self.copy(self._segments)
+        for held in self._held.values():
+            if held.host is not None and not held.is_current:
+                _to_host(held)
+        _wait_for_copies()
+        for held in self._held.values():
+            _free(held)
+        if torch.cuda.is_available():
+            _empty_device_cache()
+        else:
+            _give_back_freed_memory()
+
+    @torch.no_grad()
+    def onload(self) -> None:
+        """Allocates and copies back all but what is kept away; a second call does nothing."""
+        for held in self._held.values():
+            if held.area not in self._kept_away:
+                _to_device(held)
+
+    @torch.no_grad()
+    def keep_away(self, area: str) -> None:
+        """From now on keeps this area on the host, but for the time in which it is `present`."""
+        self._kept_away |= {area}
+        self._put_away(area)
+
+    @contextlib.contextmanager
+    def present(self, area: str) -> Iterator[None]:
+        """Has this area on the device, and afterwards, if it is kept away, on the host with its new content.
+
+        Its segment has no valid stamp then until `changed` and `copy` have been called.
+        """
+        is_kept_away = area in self._kept_away
+        if is_kept_away:
+            with torch.no_grad():
+                for held in self._of(area):
+                    _to_device(held)
+                    held.is_current = False
+        yield
+        if is_kept_away:
+            self._put_away(area)
+
+    @torch.no_grad()
+    def _put_away(self, area: str) -> None:
+        self._bring_up_to_date(area)
+        for held in self._of(area):
+            _free(held)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that these storages now hold on the device."""
+        return sum(held.storage.size() for held in self._held.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that these storages have."""
+        return sum(held.size_bytes for held in self._held.values() if held.host is not None)
+
+
+def host_copy_of(policy: Policy, reference: list[nn.Module], stem: Path, attempt: int) -> HostCopy:
+    """Collects all tensors that the trainer keeps between iterations."""
+    weights, dropped, private = list[Tensor](), list[Tensor](), list[Tensor]()
+    for chunk in policy.chunks:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            if buffer.param_data is not None:
+                weights.append(buffer.param_data)
+            dropped.append(buffer.grad_data)
+        inner = _inner(chunk)
+        biases = [router.expert_bias for router in router_biases(inner)]
+        weights += [*(parameter.data for parameter in inner.parameters()), *biases]
+        private += list(inner.buffers())  # those that are weights too are known
+    frozen = [_inner(model) for model in reference]
+    constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
+    areas = {WEIGHTS: weights, STATE: _optimizer_tensors(policy.optimizer)}
+    host = HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
+    if torch.cuda.is_available():
+        host.register_segments(MemoryRegistrar())
+    return host
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    # A megatron DDP's own `buffers` attribute hides nn.Module.buffers(); its inner module has the tensors.
+    inner: nn.Module = getattr(module, "module", module)
+    return inner
+
+
+def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    for part in inner_optimizers(optimizer):
+        for group in part.optimizer.param_groups:
+            tensors += [parameter.data for parameter in group["params"]]
+        for state in part.optimizer.state.values():
+            tensors += [value for value in state.values() if torch.is_tensor(value) and value.dim() > 0]
+    return tensors
+
+
+def _to_device(held: _Held) -> None:
+    """Gives a storage its memory and its content back, if it is away."""
+    if not held.is_away:
+        return
+    held.storage.resize_(held.size_bytes)
+    flat = _bytes_of(held.storage)
+    if held.host is None:
+        flat.zero_()
+    else:
+        flat.copy_(held.host)
+    held.is_away = False
+
+
+def _free(held: _Held) -> None:
+    held.storage.resize_(0)
+    held.is_away = True
+
+
+def _to_host(held: _Held) -> int:
+    """Begins to copy a storage to its place; returns its size in bytes."""
+    assert held.host is not None and not held.is_away, "what is away is current"
+    held.host.copy_(_bytes_of(held.storage), non_blocking=True)
+    held.is_current = True
+    return held.size_bytes
+
+
+def _wait_for_copies() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _private_memory(held: _Held) -> Tensor:
+    is_cuda = held.storage.device.type == "cuda"
+    return torch.empty(held.size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+
+
+def _data_of(segment: SegmentWriter) -> Tensor:
+    return torch.frombuffer(segment.data, dtype=torch.uint8)
+
+
+def _empty_device_cache() -> None:
+    """Returns the allocator's free blocks to the device, and cuBLAS's workspaces with them: 32 MiB for each
+    thread that multiplied, on Hopper."""
+    # torch has no public function for it. Without this one the workspaces stay, and nothing else fails.
+    clear = getattr(torch._C, CLEAR_WORKSPACES, None)
+    if clear is not None:
+        clear()
+    torch.cuda.empty_cache()
+
+
+def _give_back_freed_memory() -> None:
+    """Returns freed heap memory to the system, so that the process's memory shows what it uses. glibc keeps
+    about 700 MiB of activations with 5 M parameters; a C library without `malloc_trim` keeps none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,332 @@
+"""Trains one iteration: takes rollouts, updates the parameters and returns metrics.
+
+Every rank has the whole table of facts, so every rank computes all advantages and all loss denominators;
+only log-probs and gradients need the model. The result does not depend on the layout, and the same inputs
+give bit-equal parameters.
+
+Suffix: F completion tokens of the whole rollout batch.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from torch import Tensor, nn
+
+from yatt.algo.advantage import RewardTable
+from yatt.algo.algorithm import Algorithm
+from yatt.algo.kl import adapted_coefficient, kl_estimate
+from yatt.algo.loss import BatchTotals, token_weights
+from yatt.clock import monotonic_s
+from yatt.config.schema import RunConfig
+from yatt.config.sections.algorithm import AlgorithmSection
+from yatt.core.figures.efficiency import peak_flops_per_s
+from yatt.models.flops import forward_flops, training_flops
+from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
+from yatt.records.usage import RankUsage
+from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
+from yatt.trainer.forward.passes import (
+    Tick,
+    completion_logprobs,
+    counts_tokens,
+    gather_parameters,
+    learning_rate,
+    optimizer_step,
+    reader_of,
+)
+from yatt.trainer.forward.routes import Routes
+from yatt.trainer.forward.stats import batch_metrics, sample_advantages, update_metrics
+from yatt.trainer.mcore.model import Policy, broadcast_over_model
+from yatt.trainer.state.host_copy import STATE, HostCopy
+from yatt.trainer.update.objective import Measured, Objective, Target, summed_totals
+from yatt.trainer.update.profile import RankProfiler
+from yatt.trainer.update.rejection import rejected_targets
+
+Result = TypeVar("Result")
+ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
+
+
+def forget_peaks(device: torch.device) -> None:
+    """Begins a new measurement of the largest device memory."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def update_usage(config: RunConfig, policy: Policy, facts: Sequence[SampleFact]) -> RankUsage:
+    """Measures the update of a batch, after it. The last token of a sample is only a label."""
+    passes = [(fact.num_tokens - 1, fact.num_completion_tokens) for fact in facts]
+    flops = config.trainer.ppo_epochs * training_flops(forward_flops(policy.shape), passes)
+    if policy.device.type != "cuda":
+        return RankUsage(flops=flops)
+    return RankUsage(
+        flops=flops,
+        peak_flops_per_s=peak_flops_per_s(torch.cuda.get_device_name(policy.device), config.model.dtype),
+        max_allocated_bytes=torch.cuda.max_memory_allocated(policy.device),
+        max_reserved_bytes=torch.cuda.max_memory_reserved(policy.device),
+    )
+
+
+@dataclass(slots=True)
+class KlCoefficient:
+    """The present coefficient of the KL penalty; part of the training state if it is adaptive."""
+
+    value: float
+
+    def adapt(self, section: AlgorithmSection, kl: float, num_samples: int) -> None:
+        """Changes it after an iteration with this mean KL per token, if the run file has a target."""
+        if section.kl_target:
+            self.value = adapted_coefficient(
+                self.value, kl=kl, target=section.kl_target, num_samples=num_samples,
+                horizon=section.kl_horizon,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The policy and its routes, the reference model if one is needed, their host copy, the run config, and
+    the rank's profiles."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    policy: Policy
+    reference: list[nn.Module]
+    host: HostCopy
+    kl: KlCoefficient
+    profiler: RankProfiler
+    routes: Routes
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLogprobs:
+    """Log-probs per micro-batch, in order; an empty list means not computed."""
+
+    old: list[Tensor]
+    reference: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _PartTimes:
+    """Seconds of the parts of an update. Each part is a range in a profile."""
+
+    profiler: RankProfiler
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, part: str, work: Callable[[], Result]) -> Result:
+        """Does a part's work, and returns its result."""
+        begin_s = monotonic_s()
+        with self.profiler.part(part):
+            result = work()
+        self.seconds[part] = monotonic_s() - begin_s
+        return result
+
+
+def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
+    """Makes all optimizer steps of one iteration. Collective over all ranks."""
+    timing = _PartTimes(learner.profiler)
+    forget_peaks(learner.policy.device)
+    rollouts = share_rollouts(order.rollouts, learner.policy.device)
+    steps = _mini_batches(learner, order, rollouts)
+    known = _known_logprobs(learner, steps, tick, timing)
+    advantages_F, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known))
+    targets = _targets(learner, steps, known, advantages_F)
+    metrics = batch_metrics(order.facts, advantages_F)
+    section = learner.config.algorithm
+    if section.rejection.is_on:
+        targets, shares = rejected_targets(section, steps, targets)
+        metrics |= shares
+    measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
+    sums = summed_totals(measured, learner.policy.device)
+    metrics |= update_metrics(sums, norms)
+    metrics |= learner.routes.finish()
+    metrics["actor/lr"] = learning_rate(learner.policy)
+    if kl_penalty is not None:
+        metrics["actor/reward_kl_penalty"] = kl_penalty
+    if section.kl_in != "none":
+        metrics["actor/kl_coef"] = learner.kl.value
+        kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
+        learner.kl.adapt(section, kl, len(order.facts))
+    usage = update_usage(learner.config, learner.policy, order.facts)
+    return Trained(
+        metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage,
+        advantages=sample_advantages(order.facts, advantages_F),
+    )  # fmt: skip
+
+
+def _updates(
+    learner: Learner, order: Train, steps: list[list[MicroBatch]], targets: list[list[Target]], tick: Tick
+) -> tuple[list[Measured], list[float], list[tuple[int, int, float]]]:
+    """All optimizer steps: measurements, gradient norms, and the costs of micro-batches."""
+    measured: list[Measured] = []
+    norms: list[float] = []
+    sizes = _sizes(order)
+    costs: list[tuple[int, int, float]] = []
+    section = learner.config.algorithm
+    num_ticks = learner.config.trainer.ppo_epochs * sum(map(len, steps)) * len(learner.policy.chunks)
+    tick = learner.profiler.before_last(tick, num_ticks)
+    with_state = functools.partial(learner.host.present, STATE)
+    for _ in range(learner.config.trainer.ppo_epochs):
+        first = 0
+        for micros, wanted in zip(steps, targets, strict=True):
+            reader = reader_of(learner.policy, learner.config.rollout.temperature)
+            objective = Objective(section, learner.algorithm, learner.kl.value, reader, wanted)
+            got, norm, seconds = optimizer_step(
+                learner.policy, micros, objective, tick, learner.routes.update, with_state
+            )
+            learner.routes.end_update()
+            costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
+            measured.extend(got)
+            norms.append(norm)
+            first += len(micros)
+    gather_parameters(learner.policy)
+    return measured, norms, costs
+
+
+def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
+    """Broadcasts a data-parallel rank's rollouts to all ranks of its model copy. Collective over these."""
+    body = torch.frombuffer(bytearray(msgspec.msgpack.encode(rollouts)), dtype=torch.uint8).to(device)
+    size = torch.tensor([len(body)], device=device)
+    broadcast_over_model(size)
+    if len(body) != int(size):
+        body = torch.empty(int(size), dtype=torch.uint8, device=device)
+    broadcast_over_model(body)
+    return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
+
+
+def sequence_cut(learner: Learner) -> SequenceLayout:
+    """Padding and split of sequences in this layout."""
+    layout = learner.config.trainer
+    cp = layout.context_parallel_size
+    tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
+    align = tp * (2 * cp if cp > 1 else 1)
+    return SequenceLayout(
+        align=align,
+        cp_size=cp,
+        cp_rank=mpu.get_context_parallel_rank(),
+        has_few_lengths=learner.policy.device.type == "cpu",
+    )
+
+
+def _mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) -> list[list[MicroBatch]]:
+    """This rank's micro-batches of each optimizer step."""
+    facts = {fact.sample_id: fact for fact in order.facts}
+    starts = dict(zip(facts, _starts(order.facts), strict=True))
+    samples = {number: sample_of(rollout, starts[number]) for number, rollout in rollouts.items()}
+    for number, sample in samples.items():
+        assert sample.num_completion_tokens == facts[number].num_completion_tokens, (
+            f"sample {number} has {sample.num_completion_tokens} completion tokens, "
+            f"its fact says {facts[number].num_completion_tokens}"
+        )
+    return [_micro_batches(learner, plan, facts, samples) for plan in order.plan]
+
+
+def _micro_batches(
+    learner: Learner, plan: MiniBatchPlan, facts: dict[int, SampleFact], samples: dict[int, TrainSample]
+) -> list[MicroBatch]:
+    everyone = [facts[number] for rank in plan.micro_batches for micro in rank for number in micro]
+    # As in TRL, a masked sample counts in a mean over samples; its tokens do not count in a mean over tokens.
+    whole = BatchTotals(
+        num_tokens=sum(fact.num_completion_tokens for fact in everyone if not fact.is_masked),
+        num_samples=len(everyone),
+    )
+    # The weights already average; this cancels megatron-core's division by all tokens, masked or not.
+    num_divided = sum(fact.num_completion_tokens for fact in everyone)
+    mine = [*plan.micro_batches[mpu.get_data_parallel_rank()]]
+    if learner.config.trainer.virtual_pipeline_model_parallel_size > 1:  # required by the schedule
+        mine += [()] * (-len(mine) % learner.config.trainer.pipeline_model_parallel_size)
+    cut = sequence_cut(learner)
+    section = learner.config.algorithm
+    norm_length = section.loss_scale_factor or learner.config.rollout.max_response_tokens
+
+    def packed(numbers: tuple[int, ...]) -> MicroBatch:
+        chosen = [samples[number] for number in numbers]
+        lengths_N = torch.tensor([sample.num_completion_tokens for sample in chosen], dtype=torch.int64)
+        weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * num_divided
+        weights = [
+            row.numpy() * (not facts[number].is_masked)
+            for number, row in zip(numbers, torch.split(weights_T, lengths_N.tolist()), strict=True)
+        ]
+        return micro_batch(chosen, weights, cut, learner.policy.device)
+
+    return [packed(numbers) for numbers in mine]
+
+
+def _sizes(order: Train) -> list[tuple[int, int]]:
+    """Tokens and sum of squared lengths per micro-batch of this rank, over all mini-batches."""
+    lengths = {fact.sample_id: fact.num_tokens for fact in order.facts}
+    mine = [micro for plan in order.plan for micro in plan.micro_batches[mpu.get_data_parallel_rank()]]
+    return [(sum(lengths[n] for n in micro), sum(lengths[n] ** 2 for n in micro)) for micro in mine]
+
+
+def _known_logprobs(
+    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: _PartTimes
+) -> _KnownLogprobs:
+    """Computes old log-probs if the policy changes before their last use; reference log-probs if needed."""
+    config, micros = learner.config, list(itertools.chain(*steps))
+    old: list[Tensor] = []
+    reference: list[Tensor] = []
+    reader = reader_of(learner.policy, config.rollout.temperature)
+    section = config.algorithm
+    is_used = section.kl_in == "reward" or section.rejection.is_on or learner.algorithm.needs.old_logprobs
+    if config.trainer.ppo_epochs * len(steps) > 1 or is_used:
+        chunks = learner.policy.chunks
+        old = timing.of(
+            "old_log_prob", lambda: completion_logprobs(chunks, micros, reader, tick, learner.routes.old)
+        )
+    if learner.reference:
+        models = learner.reference
+        reference = timing.of("ref", lambda: completion_logprobs(models, micros, reader, tick))
+    return _KnownLogprobs(old, reference)
+
+
+def _advantages(
+    learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs
+) -> tuple[Tensor, float | None]:
+    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank; and the mean KL per
+    token to the reference, if it is subtracted from the reward."""
+    section, penalties_F, kl_penalty = learner.config.algorithm, None, None
+    lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
+    if section.kl_in == "reward":
+        flat_F = torch.zeros(int(lengths_N.sum()), device=learner.policy.device)
+        if counts_tokens():
+            micros = itertools.chain(*steps)
+            for micro, old_T, reference_T in zip(micros, known.old, known.reference, strict=True):
+                flat_F[micro.flat_T] = learner.kl.value * kl_estimate(section.kl_type, old_T, reference_T)
+        dist.all_reduce(flat_F)  # exact: one rank has a token's value, the others have 0
+        penalties_F = flat_F.cpu()
+        kl_penalty = float(penalties_F.double().mean()) / learner.kl.value if len(penalties_F) else 0.0
+    table = RewardTable(
+        rewards_N=torch.tensor([fact.reward for fact in facts], dtype=torch.float64),
+        groups_N=torch.tensor([fact.prompt_group for fact in facts], dtype=torch.int64),
+        lengths_N=lengths_N,
+        penalties_T=penalties_F,
+        is_masked_N=torch.tensor([fact.is_masked for fact in facts]),
+    )
+    return learner.algorithm.advantages(table), kl_penalty
+
+
+def _targets(
+    learner: Learner, steps: list[list[MicroBatch]], known: _KnownLogprobs, advantages_F: Tensor
+) -> list[list[Target]]:
+    """Targets of each mini-batch's micro-batches."""
+    numbers = itertools.count()
+
+    def target(micro: MicroBatch) -> Target:
+        index = next(numbers)
+        return Target(
+            advantages_T=advantages_F[micro.flat_T].to(learner.policy.device),
+            old_T=known.old[index] if known.old else None,
+            reference_T=known.reference[index] if known.reference else None,
+        )
+
+    return [[target(micro) for micro in micros] for micros in steps]
+
+
+def _starts(facts: tuple[SampleFact, ...]) -> list[int]:
+    """Index of each sample's first completion token among all completion tokens."""
+    return [0, *itertools.accumulate(fact.num_completion_tokens for fact in facts)][:-1]
