@@ -65,6 +65,7 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
                 tensor.add_(torch.randn_like(tensor) * 0.05)
             elif "embed" not in name and "patch" not in name:
                 tensor.mul_(3.0)
+        model.get_input_embeddings().weight[0].normal_(0, 0.02)  # transformers leaves padding's at 0
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     return str(folder)

@@ -8,10 +8,9 @@ of a picture names file and preparation: vLLM keeps features by it.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from yatt.adapters.node_local.prepared_media import PreparedMedia
+from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
@@ -73,7 +72,7 @@ def picture_input(
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
     grids = torch.tensor([picture.grid for picture in pictures])
-    values = torch.cat([torch.from_numpy(_with_frames(picture, frames)) for picture in pictures])
+    values = torch.cat([torch.from_numpy(with_frames(picture, frames)) for picture in pictures])
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
@@ -95,10 +94,3 @@ def frames_of(model: str) -> int:
     if type(found) is not int or not 1 <= found <= 64:
         raise ConfigError(f"model.path: {model}: config.json says no vision_config.temporal_patch_size.")
     return found
-
-
-def _with_frames(picture: PreparedMedia, frames: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Returns patches [rows, 3 * frames * side * side] uint8, where each frame is the still picture."""
-    rows, columns = picture.patches.shape
-    still = picture.patches.reshape(rows, 3, 1, columns // 3)
-    return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)

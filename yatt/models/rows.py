@@ -61,6 +61,11 @@ class WeightRow:
         return (self.num_rows, self.width) if self.width else (self.num_rows,)
 
     @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Shape of the whole parameter as files have it, without padding."""
+        return (self.num_rows, *self.tail) if self.tail else self.full_shape
+
+    @property
     def is_expert(self) -> bool:
         """Whether it belongs to one expert of a mixture, and so is on a part of the ranks (EP)."""
         return ".mlp.experts." in self.name

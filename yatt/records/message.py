@@ -303,6 +303,31 @@ class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return self.num_prompt_tokens + self.num_completion_tokens + self.num_observation_tokens
 
 
+class PicturesSeen(Message, frozen=True, kw_only=True):
+    """`missing`: numbers of the order's pictures that are not prepared on this node any more."""
+
+    missing: tuple[int, ...] = ()
+
+
+class PreparedPicture(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A picture by its file's digest, and the name of its prepared file."""
+
+    sha256: str
+    digest: str
+
+
+class SeePictures(Order[PicturesSeen], frozen=True, kw_only=True):
+    """Order to compute the features of pictures that are prepared in `folder`, for one iteration's update;
+    those of another iteration are forgotten. Only the first rank of each dp_rank's model-parallel group gets
+    it, before Train."""
+
+    under_lease: ClassVar[bool] = True
+
+    iteration: int
+    folder: str
+    pictures: tuple[PreparedPicture, ...]
+
+
 class MiniBatchPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One optimizer step: micro-batches per dp_rank, each a list of sample ids.
 

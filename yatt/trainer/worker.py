@@ -20,6 +20,7 @@ from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.model_family import model_of_run
 from yatt.adapters.net.curve import CurveKeys
 from yatt.adapters.node_local.host_segment import plan_path
+from yatt.adapters.node_local.prepared_media import open_prepared
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.checkpoint.convert.hf_folder import copy_side_files
 from yatt.checkpoint.local.local_first import Ranges
@@ -27,13 +28,16 @@ from yatt.checkpoint.store.store import Store
 from yatt.collectives.group import RunGroup
 from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
+from yatt.models.pictures.tokens import pixel_scale
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.message import Join
 from yatt.trainer.forward.passes import Tick
 from yatt.trainer.forward.routes import Routes
-from yatt.trainer.mcore.layout import check_layout, refuse_tower
+from yatt.trainer.mcore.layout import check_layout
 from yatt.trainer.mcore.model import Policy, build_policy, build_reference, join_model_parallel
+from yatt.trainer.mcore.seeing import SeeingModel
+from yatt.trainer.mcore.tower import PictureFeatures
 from yatt.trainer.orders import ArrivedSamples, carried_out
 from yatt.trainer.own_algorithm import algorithm_of
 from yatt.trainer.probe import MeasuredRounding, probe_logprobs
@@ -127,6 +131,7 @@ class TrainerRank:
             m.Wake: self._wake,
             m.Sleep: self._sleep,
             c.SampleTransfer: self._arrived.receive,
+            m.SeePictures: self._see_pictures,
             m.Train: self._train,
             m.Publish: self._publish,
             m.TakeSnapshot: self._take_snapshot,
@@ -166,7 +171,6 @@ class TrainerRank:
         model = with_retries(
             partial(model_of_run, config.model), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
-        refuse_tower(model.shape)
         check_layout(model.shape, config.trainer, dist.get_world_size())
         algorithm = algorithm_of(config)
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
@@ -183,7 +187,8 @@ class TrainerRank:
             is_recomputed=config.trainer.recompute != "none",
         )  # fmt: skip
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
-        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes)
+        pictures = _picture_features(config, policy, reference)
+        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures)
         plan = save_plan(policy, host)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
         if config.trainer.offload_optimizer:
@@ -213,6 +218,21 @@ class TrainerRank:
         if self._built is not None:
             self._built.host.offload()
         return m.Done()
+
+    def _see_pictures(self, order: m.SeePictures) -> m.Message:
+        """Computes features. Can be repeated: what is there is not computed again."""
+        pictures = self._ready.learner.pictures
+        if pictures is None:
+            raise WorkerFailed("pictures came to a trainer rank that has no tower")
+        pictures.begin_iteration(order.iteration)
+        missing = []
+        for index, each in enumerate(order.pictures):
+            try:
+                pictures.add_picture(each.sha256, open_prepared(Path(order.folder), each.digest))
+            except FileNotFoundError:
+                missing.append(index)
+            self._tick()
+        return m.PicturesSeen(missing=tuple(missing))
 
     def _train(self, order: m.Train) -> m.Message:
         """Trains once per iteration. A repeated order gets the same answer without training again."""
@@ -262,3 +282,19 @@ class TrainerRank:
             model = self._config.model
             copy_side_files(Path(model.path), Path(order.folder), model.dtype)
         return m.Done()
+
+
+def _picture_features(
+    config: RunConfig, policy: Policy, reference: list[nn.Module]
+) -> PictureFeatures | None:
+    """What computes features of pictures for policy and reference, on ranks of the first stage."""
+    vision = policy.shape.vision
+    first = policy.models[0]
+    if vision is None or not isinstance(first, SeeingModel) or not first.pre_process:
+        return None
+    scale = with_retries(partial(pixel_scale, config.model.path))
+    found = PictureFeatures(first.vision, scale, vision.frames, policy.device)
+    for module in (module for model in (*policy.models, *reference) for module in model.modules()):
+        if isinstance(module, SeeingModel):
+            module.features_of = found.features_of
+    return found

@@ -216,7 +216,7 @@ def export_weights(
             full = join_shards(row, shards, dim)[: row.num_rows].contiguous()
         else:
             dtype = torch.float32 if row.is_fixed else example.dtype
-            full = torch.empty(row.full_shape, dtype=dtype, device=example.device)
+            full = torch.empty(row.file_shape, dtype=dtype, device=example.device)
         if row.is_expert and groups.ep.size() > 1 and stage == groups.pp.rank():
             dist.broadcast(full, group_src=expert_rank, group=groups.ep)
         if groups.pp.size() > 1:
@@ -283,6 +283,8 @@ def cut_of(row: WeightRow, parameter: Tensor) -> int | None:
     By the sizes: Transformer Engine marks every weight as cut, and experts' second matrices at the wrong
     dimension (`Linear.reset_parameters`, where megatron-core passes no parallel mode).
     """
+    if row.is_tower:
+        return None
     if parameter.shape[0] != row.full_shape[0]:
         return 0
     return 1 if tuple(parameter.shape) != row.full_shape else None

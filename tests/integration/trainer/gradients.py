@@ -84,7 +84,8 @@ def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:
     parameters = [parameter for model in policy.models for parameter in model.parameters()]
     values = [parameter.data for parameter in parameters]
     for parameter in parameters:
-        parameter.data = parameter.main_grad.clone()
+        is_trained = parameter.requires_grad
+        parameter.data = parameter.main_grad.clone() if is_trained else torch.zeros_like(parameter)
     tensors = export_weights(policy.models, policy.rows, policy.groups)
     gradient = {name: tensor.contiguous().clone() for name, tensor in tensors}
     for parameter, value in zip(parameters, values, strict=True):

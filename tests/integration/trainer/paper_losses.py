@@ -5,8 +5,9 @@ out in plain Python for the first optimizer step, where the policy is its own ol
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,12 +54,13 @@ def kept_of(rejection: dict, each: list[float]) -> list[bool]:
 
 def paper_gradient(
     model_folder: Path, algorithm: dict, *, has_observations: bool = False, num_steps: int = 2,
-    masked: Collection[int] = (),
+    masked: Collection[int] = (), given: "Given | None" = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Gradient of the first of so many mini-batches under Hugging Face names, float32."""
     model, loss = _loss(
-        model_folder, algorithm, share=1 / num_steps, has_observations=has_observations, masked=masked
-    )
+        model_folder, algorithm, share=1 / num_steps, has_observations=has_observations, masked=masked,
+        given=given,
+    )  # fmt: skip
     loss.backward()
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return dict(
@@ -93,19 +95,33 @@ def ratio_logs(logs: torch.Tensor, completion: Sequence[int], rollout: m.Rollout
     return [row[token].item() - q for row, token, q in zip(logs, completion, sampler, strict=True)]
 
 
-def _loss(
-    model_folder: Path, algorithm: dict, *, share: float, has_observations: bool = False,
-    masked: Collection[int] = (),
-):  # fmt: skip
+class Given(NamedTuple):
+    """A model and samples in place of the usual ones, and what gives the log-probs of a sample."""
+
+    model: Any
+    facts: Sequence[m.SampleFact]
+    rollouts: Sequence[m.Rollout]
+    logprobs_of: Callable[[Any, m.Rollout], torch.Tensor]
+
+
+def usual(model_folder: Path, *, has_observations: bool) -> Given:
+    """A text model and samples without pictures."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
-    facts, rollouts = samples(1, has_observations=has_observations)
+    return Given(model, *samples(1, has_observations=has_observations), completion_logprobs)
+
+
+def _loss(
+    model_folder: Path, algorithm: dict, *, share: float, has_observations: bool = False,
+    masked: Collection[int] = (), given: Given | None = None,
+):  # fmt: skip
+    model, facts, rollouts, logprobs_of = given or usual(model_folder, has_observations=has_observations)
     gains = advantages([fact.reward for fact in facts])
     correction = {"rule": "truncate", "level": "token", "low": 0.0, "high": 2.0} | algorithm["correction"]
     rows = []
     for rollout, gain in list(zip(rollouts, gains, strict=True))[: int(len(rollouts) * share)]:
-        logprobs = completion_logprobs(model, rollout)
+        logprobs = logprobs_of(model, rollout)
         sampler = [p for turn in rollout.turns if turn.is_sampled for p in m.unpack_floats(turn.logprobs)]
         each = [math.exp(p - q) for p, q in zip(logprobs.tolist(), sampler, strict=True)]
         weights = torch.tensor(weights_of(**correction, each=each))

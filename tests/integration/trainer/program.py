@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from tests.integration.trainer.pictured import pictures_in, see_pictures, with_pictures
 from yatt.adapters.machine.collector import collect_rarely
 from yatt.adapters.node_local.host_segment import STATE, Stamp
 from yatt.checkpoint.commit.manifest import Checkpoints
@@ -152,13 +153,16 @@ def plans(dp_size: int, num_steps: int = 2, *, has_empty: bool = True):
 
 
 def train_order(
-    iteration: int, num_steps: int, masked: tuple[int, ...] = (), *, has_observations: bool = False
-) -> m.Train:
+    iteration: int, num_steps: int, masked: tuple[int, ...] = (), *, has_observations: bool = False,
+    pictures: str = "",
+) -> m.Train:  # fmt: skip
     """This rank's order: rollouts go to the first rank of each model copy only. The first iteration has an
     empty micro-batch."""
     from megatron.core import parallel_state as mpu
 
     facts, rollouts = samples(iteration, masked, has_observations=has_observations)
+    if pictures:
+        facts, rollouts = with_pictures(facts, rollouts, pictures_in(Path(pictures)))
     plan = plans(mpu.get_data_parallel_world_size(), num_steps, has_empty=iteration == 1)
     mine = {
         number
@@ -228,6 +232,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
             "parcels" in job,
             "turns" in job,
             lambda: ticks.append(1),
+            job.get("pictures", ""),
         )
         act(at, action, argument, notes)
         notes["ticks_of"][action] = len(ticks) - before
@@ -264,23 +269,38 @@ class Place(NamedTuple):
     tick: Callable[[], None]
     """Progress, of the trainer and of the upload."""
 
+    pictures: str = ""
+    """Folder of prepared pictures, for samples that have some."""
+
+
+def order_at(at: Place, iteration: int) -> m.Train:
+    """The order to train on an iteration's samples; their pictures are seen."""
+    num_steps = 4 // at.config.trainer.mini_batch_size
+    order = train_order(
+        iteration, num_steps, at.masked, has_observations=at.has_observations, pictures=at.pictures
+    )
+    if at.pictures:
+        see_pictures(at.worker, order, Path(at.pictures))
+    return order
+
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
     from tests.integration.trainer.grouped import calls as products, together
     from tests.integration.trainer.kept import device_bytes, kept_bytes
+    from tests.integration.trainer.sampled import sampled_logprobs
     from tests.integration.trainer.varlen_kernel import calls
 
-    worker, num_steps = at.worker, 4 // at.config.trainer.mini_batch_size
+    worker, order_of = at.worker, functools.partial(order_at, at)
 
     def train() -> None:
-        order = train_order(argument, num_steps, at.masked, has_observations=at.has_observations)
+        order = order_of(argument)
         if at.has_parcels:
             order = with_transfers(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
     def gradient(*, goes_on: bool = True) -> None:
-        order = train_order(1, num_steps, at.masked, has_observations=at.has_observations)
+        order = order_of(1)
         target = at.folder / f"{argument}.safetensors"
         work = functools.partial(worker.handle, order)
         if answer := write_first_gradient(worker._policy, work, target, goes_on=goes_on):
@@ -305,6 +325,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "probe": lambda: notes.update(probe=publish(worker, at.folder / argument, PROBE_LENGTHS)),
         "publish": lambda: publish(worker, at.folder / argument),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
+        "seen": lambda: notes.update(seen=sampled_logprobs(worker, order_of(argument))),
         "moved": lambda: with_moved_routers(gradient),
         "state": state,
         "nap": lambda: nap(worker, notes),

@@ -90,8 +90,8 @@ def _refuse_doubles(names: list[str], path: Path) -> None:
 def without_dictionaries(batch: Any, path: Path) -> Any:
     """Returns a batch with values in place of dictionaries.
 
-    A parquet file may have one for each row group, and an Arrow file has one for a column. Nested ones can only
-    be read of one row group at a time.
+    A parquet file may have one for each row group, and an Arrow file has one for a column. Nested ones can
+    only be read of one row group at a time.
 
     Raises:
         ConfigError: a value cannot be read.

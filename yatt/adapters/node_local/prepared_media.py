@@ -51,6 +51,13 @@ class PreparedMedia:
     patches: NDArray[np.uint8]
 
 
+def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
+    """Returns patches [rows, 3 * frames * side * side] uint8, where each frame is the still picture."""
+    rows, columns = picture.patches.shape
+    still = picture.patches.reshape(rows, 3, 1, columns // 3)
+    return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)
+
+
 def media_digest(file_digest: str, preparation_digest: str) -> str:
     """Returns the name of a file that was prepared so: another preparation of it has another name."""
     return hashlib.sha256(f"{file_digest} {preparation_digest}".encode()).hexdigest()

@@ -64,6 +64,45 @@ class PatchTokens:
         return [self.image_token_id] * (math.prod(grid) // self.merge**2)
 
 
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """How a tower wants the colours of a pixel, red, green and blue: (byte * factor - mean) / deviation."""
+
+    factor: float
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+
+
+def pixel_scale(folder: str) -> PixelScale:
+    """Reads how a model's tower wants pixels.
+
+    Raises:
+        ConfigError: a file is missing or lacks a value.
+        OSError: a transient error.
+    """
+    file, processor = _image_processor(Path(folder))
+    mean, deviation = (_colours(processor, key, file) for key in ("image_mean", "image_std"))
+    factor = processor.get("rescale_factor", 1 / 255)
+    if not _is_positive(factor) or not all(map(_is_positive, deviation)):
+        raise ConfigError(f"model.path: {file}: rescale_factor and image_std need numbers above 0.")
+    return PixelScale(float(factor), mean, deviation)
+
+
+def _colours(processor: dict[str, Any], key: str, file: Path) -> tuple[float, float, float]:
+    found = processor.get(key)
+    if not isinstance(found, list) or len(found) != 3 or not all(map(_is_finite, found)):
+        raise ConfigError(f"model.path: {file}: {key} needs three numbers, red, green and blue.")
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_finite(value) and value > 0
+
+
 @lru_cache(maxsize=4)
 def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> PatchTokens:
     """Reads how the model in a folder writes pictures into prompts.

@@ -21,7 +21,14 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 from torch import Tensor
 
-from yatt.records.message import Rollout
+from yatt.records.message import PlacedMedia, Rollout
+from yatt.trainer.attention.media_batch import (
+    AddedLevels,
+    MediaBatch,
+    PlacedSequence,
+    media_batch,
+    placed_in,
+)
 from yatt.trainer.attention.varlen import VarlenBounds, varlen_bounds
 
 
@@ -34,12 +41,14 @@ class TrainSample:
         is_sampled: bool, the loss mask: which of them the policy sampled. The first is never one.
         sampler_logprobs: float32, of the sampled tokens.
         start: index of its first sampled token among those of the whole rollout batch.
+        media: pictures in it; their places count from the first token.
     """
 
     ids: NDArray[np.int64]
     is_sampled: NDArray[np.bool_]
     sampler_logprobs: NDArray[np.float32]
     start: int
+    media: tuple[PlacedMedia, ...] = ()
 
     @property
     def num_completion_tokens(self) -> int:
@@ -51,13 +60,15 @@ class TrainSample:
 class SequenceLayout:
     """Padding and context-parallel split of sequences. Every sequence's length is a multiple of `align`.
 
-    `has_few_lengths`: whether streams are filled up, see `bucketed_length`.
+    `has_few_lengths`: whether streams are filled up, see `bucketed_length`. `merge_size`: patches of the side
+    of a picture's token; 0: the model takes text only.
     """
 
     align: int
     cp_size: int = 1
     cp_rank: int = 0
     has_few_lengths: bool = False
+    merge_size: int = 0
 
 
 @dataclass(kw_only=True)
@@ -65,11 +76,14 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron-core h
     """The bounds of the sequences of a stream, before the context-parallel split.
 
     `runs` says it without a copy from the device: (tokens on this rank, number of sequences) of adjacent
-    sequences of one length, in order.
+    sequences of one length, in order. `media` is what a model that takes pictures needs; `added` are the
+    features that its first layers add, from its forward pass to its backward pass.
     """
 
     runs: tuple[tuple[int, int], ...]
     cut: SequenceLayout
+    media: MediaBatch | None = None
+    added: AddedLevels | None = None
 
     @functools.cached_property
     def varlen(self) -> VarlenBounds:
@@ -120,6 +134,7 @@ def sample_of(rollout: Rollout, start: int) -> TrainSample:
         is_sampled=np.repeat([turn.is_sampled for turn in turns], [turn.num_tokens for turn in turns]),
         sampler_logprobs=np.concatenate([np.frombuffer(turn.logprobs, dtype="<f4") for turn in turns]),
         start=start,
+        media=placed_in(turns),
     )
 
 
@@ -155,8 +170,10 @@ def micro_batch(
     where_T = np.flatnonzero(stream.flat[held_S] >= 0)
     held_T = held_S[where_T]
     positions_S = np.concatenate([np.arange(length) for length in lengths])[held_S]
-    is_plain = cut.cp_size == 1 and len(set(lengths)) == 1
+    is_plain = cut.cp_size == 1 and not cut.merge_size and len(set(lengths)) == 1
     shape = (len(lengths), lengths[0]) if is_plain else (1, len(held_S))
+    shown = [PlacedSequence(max(len(samples[index].ids) - 1, 1), samples[index].media) for index in order]
+    media = media_batch(shown, lengths, held_S, cut.merge_size, device) if cut.merge_size else None
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -171,7 +188,7 @@ def micro_batch(
         sampler_T=tensor(stream.sampler[held_T]),
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
-        packed=None if is_plain else _packed(lengths, cut, device),
+        packed=None if is_plain else _packed(lengths, cut, device, media),
     )
 
 
@@ -240,7 +257,9 @@ def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]
     return np.concatenate(held)
 
 
-def _packed(lengths: list[int], cut: SequenceLayout, device: torch.device) -> PackedSequences:
+def _packed(
+    lengths: list[int], cut: SequenceLayout, device: torch.device, media: MediaBatch | None
+) -> PackedSequences:
     bounds = [0, *itertools.accumulate(lengths)]
     cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
     return PackedSequences(
@@ -251,4 +270,5 @@ def _packed(lengths: list[int], cut: SequenceLayout, device: torch.device) -> Pa
         max_seqlen_kv=max(lengths),
         runs=tuple((length // cut.cp_size, len(list(same))) for length, same in itertools.groupby(lengths)),
         cut=cut,
+        media=media,
     )

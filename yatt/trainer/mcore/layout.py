@@ -51,9 +51,22 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
         )
     faults = [
         *_parallel_faults(shape, layout), *_size_faults(layout, world_size), *recompute_faults(shape, layout),
+        *_tower_faults(shape, layout),
     ]  # fmt: skip
     if faults:
         raise ConfigError("\n".join(f"trainer.{fault}" for fault in faults))
+
+
+def _tower_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
+    """Faults of a tower's levels, which layers of the first chunk of a pipeline add."""
+    num_levels = len(shape.vision.levels) if shape.vision else 0
+    pp, vpp = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    first = end_stages(shape.num_layers, layout)[0] or shape.num_layers // pp
+    if pp > 1 and first // vpp < num_levels:
+        yield (
+            f"pipeline_model_parallel_size {pp}: the first stage has {first // vpp} layers, but {num_levels} "
+            "add features of pictures; write fewer stages."
+        )
 
 
 def _parallel_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:

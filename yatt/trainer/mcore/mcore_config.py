@@ -80,11 +80,13 @@ def _layout_settings(shape: Shape, layout: TrainerSection) -> dict[str, Any]:
 
 def _attention_settings(shape: Shape) -> dict[str, Any]:
     attention = shape.attention
-    common = {
+    common: dict[str, Any] = {
         "num_attention_heads": attention.num_heads,
         "num_query_groups": attention.num_kv_heads,
         "kv_channels": attention.head_dim,
     }
+    if shape.rope_axes is not None:
+        common["mrope_section"] = list(shape.rope_axes.sections)
     if isinstance(attention, GroupedAttention):
         return {
             **common, "add_qkv_bias": attention.has_qkv_bias, "qk_layernorm": attention.has_qk_norm,

@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,9 +36,11 @@ from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 from yatt.models.shape import Shape
 from yatt.trainer.mcore.layout import steps_per_iteration
-from yatt.trainer.mcore.mcore_config import transformer_config
+from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
+from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
+from yatt.trainer.mcore.tower import build_tower
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights, router_biases
 
 
@@ -105,7 +108,7 @@ def build_policy(
     """
     shape = model.shape
     mcore = transformer_config(config, shape, device)
-    models = _gpt_models(mcore, shape, uses_te=_uses_te(config, device), device=device)
+    models = _gpt_models(config, mcore, shape, device, has_tower=True)
     groups = parallel_groups()
     if source is not None:
         load_weights(models, source, model.rows, groups, tick)
@@ -136,7 +139,7 @@ def build_reference(
 ) -> list[nn.Module]:
     """Builds the frozen reference model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, model.shape, device)
-    models = _gpt_models(mcore, model.shape, uses_te=_uses_te(config, device), device=device)
+    models = _gpt_models(config, mcore, model.shape, device, has_tower=False)
     load_weights(models, source, model.rows, parallel_groups(), tick)
     for built in models:
         built.requires_grad_(False)
@@ -155,10 +158,15 @@ def _uses_te(config: RunConfig, device: torch.device) -> bool:
 
 
 def _gpt_models(
-    mcore: TransformerConfig, shape: Shape, *, uses_te: bool, device: torch.device
+    config: RunConfig, mcore: TransformerConfig, shape: Shape, device: torch.device, *, has_tower: bool
 ) -> list[GPTModel]:
-    """Builds one GPTModel, or one per virtual pipeline stage."""
+    """Builds one GPTModel, or one per virtual pipeline stage.
+
+    Args:
+        has_tower: whether a model that takes pictures has a tower of its own; it is not trained.
+    """
     define_missing_names()
+    uses_te = _uses_te(config, device)
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
     models = []
     for index in range(vpp or 1):
@@ -167,12 +175,13 @@ def _gpt_models(
             spec = get_gpt_decoder_block_spec(mcore, use_transformer_engine=True, vp_stage=stage)
         else:
             spec = torch_block_spec(mcore, stage)
-        model = GPTModel(
+        is_first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
+        model = _model_kind(config, shape, has_tower=has_tower and is_first)(
             mcore,
             spec,
             vocab_size=shape.vocab_size + -shape.vocab_size % tp,
             max_sequence_length=shape.max_positions,
-            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            pre_process=is_first,
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
             position_embedding_type="rope",
             rotary_base=shape.rope_theta,
@@ -184,6 +193,15 @@ def _gpt_models(
         )
         models.append(model.to(device))
     return models
+
+
+def _model_kind(config: RunConfig, shape: Shape, *, has_tower: bool) -> Callable[..., Any]:
+    if shape.vision is None:
+        return GPTModel  # type: ignore[no-any-return]
+    tower = None
+    if has_tower:
+        tower = build_tower(config.model.path, DTYPES[config.model.dtype]).requires_grad_(False)
+    return partial(SeeingModel, shape=shape, tower=tower)
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def _part(local: LocalParameter, block: Block, span: RowSpan, height: int) -> _P
     return _Part(
         name=span.name,
         answers=_copy_of(local.row) == 0,
-        shape=(height, *local.row.full_shape[1:]),
-        offset=(span.first, *block.offset[1:]),
+        shape=(height, *local.row.file_shape[1:]),
+        offset=(span.first, *((0,) * len(local.row.tail) or block.offset[1:])),
         tensor=local.parameter.detach()[begin : begin + span.num_rows],
     )

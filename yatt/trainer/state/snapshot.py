@@ -160,7 +160,7 @@ def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
     for name, parameter in named_weights(policy.models, policy.groups):
         yield LocalParameter(
             row=parameter_row(table, name), parameter=parameter, is_copy=name not in table,
-            is_fixed=not isinstance(parameter, nn.Parameter),
+            is_fixed=not (isinstance(parameter, nn.Parameter) and parameter.requires_grad),
         )  # fmt: skip
 
 

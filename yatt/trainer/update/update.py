@@ -31,6 +31,7 @@ from yatt.models.flops import forward_flops, training_flops
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.records.usage import RankUsage
 from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
+from yatt.trainer.attention.media_batch import Picture, placed_in
 from yatt.trainer.forward.passes import (
     Tick,
     completion_logprobs,
@@ -43,6 +44,7 @@ from yatt.trainer.forward.passes import (
 from yatt.trainer.forward.routes import Routes
 from yatt.trainer.forward.stats import batch_metrics, sample_advantages, update_metrics
 from yatt.trainer.mcore.model import Policy, broadcast_over_model
+from yatt.trainer.mcore.tower import PictureFeatures
 from yatt.trainer.state.host_copy import STATE, HostCopy
 from yatt.trainer.update.objective import Measured, Objective, Target, summed_totals
 from yatt.trainer.update.profile import RankProfiler
@@ -100,6 +102,7 @@ class Learner:
     kl: KlCoefficient
     profiler: RankProfiler
     routes: Routes
+    pictures: PictureFeatures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     timing = _PartTimes(learner.profiler)
     forget_peaks(learner.policy.device)
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
+    if learner.pictures is not None:
+        _share_pictures(learner.pictures, order.iteration, learner.policy, rollouts)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
     advantages_F, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known))
@@ -198,17 +203,34 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
     return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
 
 
+def _share_pictures(
+    features: PictureFeatures, iteration: int, policy: Policy, rollouts: dict[int, Rollout]
+) -> None:
+    """Gives every rank of this model copy's first stage the features of the pictures of these rollouts."""
+    sizes = {
+        Picture(each.ref.sha256, each.grid): each.num_tokens
+        for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
+    }  # fmt: skip
+    vision = policy.shape.vision
+    assert vision is not None, "a model that takes pictures"
+    features.begin_iteration(iteration)
+    group = mpu.get_tensor_and_context_parallel_group()
+    features.share(sizes, group, policy.shape.hidden_size, len(vision.levels))
+
+
 def sequence_cut(learner: Learner) -> SequenceLayout:
     """Padding and split of sequences in this layout."""
     layout = learner.config.trainer
     cp = layout.context_parallel_size
     tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
     align = tp * (2 * cp if cp > 1 else 1)
+    vision = learner.policy.shape.vision
     return SequenceLayout(
         align=align,
         cp_size=cp,
         cp_rank=mpu.get_context_parallel_rank(),
         has_few_lengths=learner.policy.device.type == "cpu",
+        merge_size=vision.merge_size if vision else 0,
     )
 
 

@@ -1,0 +1,45 @@
+"""Rotary positions with three axes (Qwen2-VL, arXiv:2409.12191), of a whole packed stream.
+
+megatron-core has axes side by side only, and cuts the positions of packed sequences wrongly under context
+parallelism. Suffixes: S tokens of the stream, D elements of a head.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from yatt.models.shape import RopeAxes, Shape
+
+
+class RotaryAxes(nn.Module):
+    """Takes the place of megatron-core's `MultimodalRotaryEmbedding`."""
+
+    def __init__(self, shape: Shape, axes: RopeAxes) -> None:
+        super().__init__()
+        dim = int(shape.attention.head_dim * shape.rotary_share)
+        self._axes = axes
+        self._inverse = 1.0 / shape.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+    def forward(self, positions_31S: Tensor, _sections: list[int], cp_group: Any = None) -> Tensor:  # noqa: ARG002
+        """Returns angles float32 [S, 1, 1, D] from positions int64 [3, 1, S]."""
+        self._inverse = self._inverse.to(positions_31S.device)
+        angles = positions_31S[..., None].float() * self._inverse
+        mixed = _interleaved if self._axes.is_interleaved else _side_by_side
+        half = mixed(angles, self._axes.sections)
+        return torch.cat([half, half], -1).transpose(0, 1)[:, :, None]
+
+
+def _interleaved(angles: Tensor, sections: tuple[int, int, int]) -> Tensor:
+    """Elements take turns, time, height, width, as long as an axis has some left; the rest is time's."""
+    found = angles[0].clone()
+    for axis in (1, 2):
+        of_axis = slice(axis, 3 * sections[axis], 3)
+        found[..., of_axis] = angles[axis][..., of_axis]
+    return found
+
+
+def _side_by_side(angles: Tensor, sections: tuple[int, int, int]) -> Tensor:
+    bounds = itertools.pairwise([0, *itertools.accumulate(sections)])
+    return torch.cat([angles[axis][..., first:end] for axis, (first, end) in enumerate(bounds)], -1)
