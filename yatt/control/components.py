@@ -9,6 +9,7 @@ from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.prepared_requests import PreparedRequests
 from yatt.control.gpus.processes.media_host import MediaHost
 from yatt.control.gpus.processes.supervisor import Supervisor
+from yatt.control.gpus.seen_pictures import SeenPictures
 from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.weights.publications import Publications
 from yatt.control.gpus.weights.uploads import Uploads
@@ -41,6 +42,7 @@ class Components:
     uploads: Uploads
     rewards: RewardPool
     media: MediaHost
+    pictures: SeenPictures | None
     router: Router
     rooms: RoomAnnouncer
     meter: EngineMeter
@@ -75,8 +77,11 @@ def build_components(
     uploads = Uploads(node, supervisor, channel, events)
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     media = MediaHost(node, supervisor, channel, events, reports.failed)
+    pictures = None
     if node.config.data.media_store:
         engines.prepare_with(PreparedRequests(media.prepare_media))
+        cache_bytes = node.config.media.cache_bytes
+        pictures = SeenPictures(media.prepare_media, workers.order, str(node.media_folder), cache_bytes)
     router = Router(node, engines, peers, progress)
     rooms = RoomAnnouncer(node, engines, peers)
     meter = EngineMeter(supervisor, engines)
@@ -88,7 +93,8 @@ def build_components(
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
         publications=publications, given_weights=GivenWeights(node, publications.fetched),
-        workers=workers, uploads=uploads, rewards=rewards, media=media, router=router, rooms=rooms,
+        workers=workers, uploads=uploads, rewards=rewards, media=media, pictures=pictures,
+        router=router, rooms=rooms,
         meter=meter, unfit=unfit,
         arbiter=arbiter,
     )  # fmt: skip

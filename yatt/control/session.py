@@ -264,7 +264,7 @@ def _trainer_node(
     if config.validation.reward:
         held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
         validator = Validator(node, held_out, scorer, episodes(validation_sampling(config)))
-    training = NodeTraining(node, parts.workers, parts.peers, parts.uploads)
+    training = NodeTraining(node, parts.workers, parts.peers, parts.uploads, parts.pictures)
     stores = Stores(config, node.paths.root, sayer, parts.progress.done)
     return TrainerNode(node, sampler, validator, training, judge, stores)
 

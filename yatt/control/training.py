@@ -9,6 +9,7 @@ import signal
 
 from yatt.adapters.node_local.host_segment import STATE
 from yatt.control.gpus.processes.worker_plan import Worker
+from yatt.control.gpus.seen_pictures import SeenPictures
 from yatt.control.gpus.weights.uploads import Uploads, host_stem
 from yatt.control.gpus.workers import Workers
 from yatt.control.membership.peers import Peers
@@ -29,9 +30,13 @@ class NodeTraining:
     Args:
         peers: connections to the other controllers.
         uploads: this node's uploader.
+        pictures: shows ranks the pictures of samples, in runs that have some.
     """
 
-    def __init__(self, node: Node, workers: Workers, peers: Peers, uploads: Uploads) -> None:
+    def __init__(
+        self, node: Node, workers: Workers, peers: Peers, uploads: Uploads, pictures: SeenPictures | None
+    ) -> None:
+        self._pictures = pictures
         self._node, self._workers, self._peers, self._uploads = node, workers, peers, uploads
         self._transfers: dict[int, dict[int, m.Rollout]] = {}
         self._arrived = asyncio.Condition()
@@ -184,6 +189,8 @@ class NodeTraining:
         transfers, train = orders_of_rank(order, rollouts)
         for transfer in transfers:
             await self._workers.order(worker, transfer)
+        if self._pictures is not None:
+            await self._pictures.show(worker, order.iteration, rollouts)
         return await self._workers.order(worker, train)
 
 

@@ -163,7 +163,7 @@ def test_asking_whether_it_is_enough_looks_at_each_group_a_few_times_in_all() ->
 def test_dealing_samples_to_nodes_looks_at_each_rank_once() -> None:
     def calls(num: int) -> int:
         node = node_of(colocated(num, 2, 0, 0))
-        training = NodeTraining(node, None, Peers(), None)  # type: ignore[arg-type]
+        training = NodeTraining(node, None, Peers(), None, None)  # type: ignore[arg-type]
         dp_lead_ranks = tuple(range(2 * num))
         order = c.TrainOrder(iteration=1, facts=(), plan=(), dp_lead_ranks=dp_lead_ranks)
         wanted = {head: {head} for head in dp_lead_ranks}

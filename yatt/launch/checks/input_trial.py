@@ -125,9 +125,9 @@ class _Pictures:
         Raises:
             ConfigError: the run's engines take no pictures.
         """
-        if row.media and self._config.rollout.engine != "scripted":
+        if row.media and self._config.rollout.engine == "transformers":
             raise ConfigError(
-                f"{place} has pictures, which no engine of yatt takes yet; leave such rows out."
+                f"{place} has pictures, which rollout.engine=transformers does not take; write vllm."
             )
         for fault in filter(None, map(self._fault, row.media)):
             self._num_changed += 1

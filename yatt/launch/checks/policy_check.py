@@ -17,7 +17,6 @@ from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.tensors import tensor_faults
-from yatt.trainer.mcore.layout import refuse_tower
 
 TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -73,8 +72,6 @@ def check_fits(config: RunConfig) -> None:
     """
     model = model_of_run(config.model)
     shape = model.shape
-    if config.model.trainer != "scripted":
-        refuse_tower(shape)
     _check_tensors(config.model.path, model)
     check_possible(config, model)
     check_planned_memory(config, model)

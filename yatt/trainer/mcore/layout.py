@@ -25,19 +25,6 @@ def end_stages(num_layers: int, layout: TrainerSection) -> tuple[int | None, int
     raise AssertionError(f"{num_layers} layers in {pp} stages")
 
 
-def refuse_tower(shape: Shape) -> None:
-    """Refuses a model that takes pictures.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if shape.vision is not None:
-        raise ConfigError(
-            "model.path: models that take pictures are not trained yet; use a text model, or model.trainer: "
-            "scripted to rehearse."
-        )
-
-
 def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
     """Refuses impossible layouts before anything is built.
 

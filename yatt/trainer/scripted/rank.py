@@ -115,11 +115,13 @@ class ScriptedRank:
         self._built: _Built | None = None
         self._trained: tuple[int, m.Message] | None = None
         self._arrived = ArrivedSamples()
+        self._seen: set[tuple[str, tuple[int, int, int]]] = set()
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store, m.Join: self._join, m.Build: self._build,
             m.Restore: self._restore, m.Wake: lambda _: m.Done(), m.Sleep: self._sleep,
             c.SampleTransfer: self._arrived.receive, m.Train: self._train, m.Publish: self._publish,
             m.TakeSnapshot: self._take_snapshot, m.ExportHF: self._export_hf,
+            m.SeePictures: self._see_pictures,
         }  # fmt: skip
 
     def handle(self, order: m.Message) -> m.Message:
@@ -182,6 +184,19 @@ class ScriptedRank:
             self._built.bring((WEIGHTS, STATE), self._tick)
         return m.Done()
 
+    def _see_pictures(self, order: m.SeePictures) -> m.Message:
+        """Reads prepared files, as a rank with a tower does."""
+        from yatt.adapters.node_local.prepared_media import open_prepared  # numpy: not for text
+
+        missing = []
+        for index, each in enumerate(order.pictures):
+            try:
+                self._seen.add((each.sha256, open_prepared(Path(order.folder), each.digest).grid))
+            except FileNotFoundError:
+                missing.append(index)
+            self._tick()
+        return m.PicturesSeen(missing=tuple(missing))
+
     def _train(self, order: m.Train) -> m.Message:
         """Trains once per iteration. A repeated order gets the same answer."""
         if self._trained is None or self._trained[0] != order.iteration:
@@ -190,6 +205,13 @@ class ScriptedRank:
 
     def _update(self, order: m.Train) -> m.Message:
         began_s, built = monotonic_s(), self._ready
+        shown = {
+            (each.ref.sha256, each.grid)
+            for rollout in order.rollouts for turn in rollout.turns for each in turn.media
+        }  # fmt: skip
+        if missing := sorted(shown - self._seen):
+            raise WorkerFailed(f"the picture {missing[0][0]} was not seen before an update that needs it")
+        self._seen = set()
         digests = [
             (each.sample_id, hashlib.blake2b(msgspec.msgpack.encode(each), digest_size=16).digest())
             for each in order.rollouts
