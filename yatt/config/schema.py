@@ -15,7 +15,7 @@ from yatt.config.sections.algorithm import (
     RejectionSection as RejectionSection,
 )
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
-from yatt.config.sections.media import MediaSection as MediaSection
+from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
 from yatt.config.sections.operation import (
     CheckpointSection as CheckpointSection,
     FromCheckpointSection as FromCheckpointSection,
@@ -311,6 +311,7 @@ class RunConfig:
     logging: LoggingSection = field(default_factory=LoggingSection)
     profile: ProfileSection = field(default_factory=ProfileSection)
     media: MediaSection = field(default_factory=MediaSection)
+    vision: VisionSection = field(default_factory=VisionSection)
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:

@@ -221,14 +221,17 @@ class TrainerRank:
 
     def _see_pictures(self, order: m.SeePictures) -> m.Message:
         """Computes features. Can be repeated: what is there is not computed again."""
-        pictures = self._ready.learner.pictures
-        if pictures is None:
+        features = self._ready.learner.pictures
+        if not features:
             raise WorkerFailed("pictures came to a trainer rank that has no tower")
-        pictures.begin_iteration(order.iteration)
+        for one in features:
+            one.begin_iteration(order.iteration)
         missing = []
         for index, each in enumerate(order.pictures):
             try:
-                pictures.add_picture(each.sha256, open_prepared(Path(order.folder), each.digest))
+                prepared = open_prepared(Path(order.folder), each.digest)
+                for one in features:
+                    one.add_picture(each.sha256, prepared)
             except FileNotFoundError:
                 missing.append(index)
             self._tick()
@@ -286,15 +289,16 @@ class TrainerRank:
 
 def _picture_features(
     config: RunConfig, policy: Policy, reference: list[nn.Module]
-) -> PictureFeatures | None:
-    """What computes features of pictures for policy and reference, on ranks of the first stage."""
-    vision = policy.shape.vision
-    first = policy.models[0]
-    if vision is None or not isinstance(first, SeeingModel) or not first.pre_process:
-        return None
-    scale = with_retries(partial(pixel_scale, config.model.path))
-    found = PictureFeatures(first.vision, scale, vision.frames, policy.device)
-    for module in (module for model in (*policy.models, *reference) for module in model.modules()):
-        if isinstance(module, SeeingModel):
-            module.features_of = found.features_of
-    return found
+) -> tuple[PictureFeatures, ...]:
+    """What computes features of pictures, on ranks of the first stage: for the policy, and for a reference
+    whose tower is another."""
+    found = list[PictureFeatures]()
+    for model in (*policy.models, *reference):
+        for module in (
+            each for each in model.modules() if isinstance(each, SeeingModel) and each.pre_process
+        ):
+            if module.tower is not None:
+                scale = with_retries(partial(pixel_scale, config.model.path))
+                found.append(PictureFeatures(module.tower, scale, policy.shape, policy.device))
+            module.pictures = found[-1]
+    return tuple(found)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from tests.integration.trainer.pictured import pictures_in, see_pictures, with_pictures
+from tests.integration.trainer.traps import planted
 from yatt.adapters.machine.collector import collect_rarely
 from yatt.adapters.node_local.host_segment import STATE, Stamp
 from yatt.checkpoint.commit.manifest import Checkpoints
@@ -39,6 +40,7 @@ from yatt.config.schema import (
     RunConfig,
     RunSection,
     TrainerSection,
+    VisionSection,
 )
 from yatt.control.gpus.weights.publications import sum_of_boxes
 from yatt.errors import ConfigError
@@ -55,7 +57,13 @@ NOT_OF_TRAINER = ("dtype", "bucket_size")
 
 
 def make_config(
-    model: str, layout: dict, algorithm: dict | None = None, *, family: str = "", **optimizer
+    model: str,
+    layout: dict,
+    algorithm: dict | None = None,
+    *,
+    family: str = "",
+    vision: dict | None = None,
+    **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
     return RunConfig(
@@ -65,6 +73,7 @@ def make_config(
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
+        vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
     )
 
@@ -197,7 +206,10 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
 
     family = job.get("family", "")
     settings = job.get("optimizer", {})
-    config = make_config(job["model"], job.get("layout", {}), job.get("algorithm"), family=family, **settings)
+    config = make_config(
+        job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
+        **settings,
+    )  # fmt: skip
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     probe.ROUNDINGS = 1  # each takes as many passes as the probe itself
@@ -238,6 +250,15 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def run_trapped(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
+    """Runs a job with a mistake; notes the error that it raises."""
+    with planted(job["trap"]):
+        try:
+            run_job(job, folder, rank, keeps_groups=keeps_groups)
+        except RuntimeError as error:
+            (folder / job["name"] / f"rank-{rank}.json").write_text(json.dumps({"raised": str(error)}))
 
 
 def restore(worker: Any, job: dict, notes: dict) -> None:
@@ -469,7 +490,10 @@ def main() -> None:
     jobs.sort(key=lambda job: layouts.index(layout_of(job)))  # groups take longest to make: share them
     for before, job in itertools.pairwise([None, *jobs]):
         keeps_groups = before is not None and layout_of(before) == layout_of(job)
-        run_job(job, folder, rank, keeps_groups=keeps_groups)
+        if "trap" in job:
+            run_trapped(job, folder, rank, keeps_groups=keeps_groups)
+        else:
+            run_job(job, folder, rank, keeps_groups=keeps_groups)
     dist.barrier()
     dist.destroy_process_group()
 

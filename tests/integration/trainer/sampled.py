@@ -15,8 +15,8 @@ def sampled_logprobs(worker: Any, order: m.Train) -> list[float]:
     """Of every sample in the order of the facts, one token after the other. Collective."""
     learner = worker._ready.learner
     rollouts = update.share_rollouts(order.rollouts, learner.policy.device)
-    if learner.pictures is not None:
-        update._share_pictures(learner.pictures, order.iteration, learner.policy, rollouts)
+    for features in learner.pictures:
+        update._share_pictures(features, order.iteration, rollouts)
     micros = list(itertools.chain(*update._mini_batches(learner, order, rollouts)))
     reader = reader_of(learner.policy, learner.config.rollout.temperature)
     got = completion_logprobs(learner.policy.chunks, micros, reader, lambda: None, learner.routes.old)

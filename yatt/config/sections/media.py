@@ -1,10 +1,10 @@
-"""The run file's section about pictures: how they are decoded, prepared and kept."""
+"""The run file's sections about pictures: how they are decoded and kept, and what learns to see."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from yatt.config.sections.operation import no_credentials, rule
-from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, SECONDS, SIZE_BYTES, Free
+from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, SECONDS, SIZE_BYTES, Free, range_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +43,18 @@ class MediaSection:
             not self.max_pixels or self.min_pixels <= self.max_pixels,
             f"min_pixels is {self.min_pixels}, above max_pixels {self.max_pixels}; write at most that.",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSection:
+    """What a model that takes pictures learns of its tower, which makes features of them."""
+
+    train: Literal["none", "connector", "all"] = "none"
+    """What is trained besides the language model. none: nothing; each picture then passes the tower once an
+    iteration. connector: what makes tokens of the tower's features. all: the whole tower."""
+
+    lr: Annotated[float, range_between(0, 1)] = 0.0
+    """Largest learning rate of what `train` names. 0: that of `optimizer.lr`."""
+
+    def __post_init__(self) -> None:
+        rule(self.train != "none" or not self.lr, "lr has no effect while train is none; remove it.")

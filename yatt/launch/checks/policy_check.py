@@ -79,6 +79,10 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.expert_parallel has no effect: {config.model.path} has no experts; remove it."
         )
+    if config.vision.train != "none" and shape.vision is None:
+        raise ConfigError(
+            f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
+        )
     if shape.attention.num_heads % config.rollout.tp_size:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "

@@ -13,6 +13,9 @@ from yatt.models.dense import config_size
 from yatt.models.rows import VISION, Part, WeightRow
 from yatt.models.shape import RopeAxes, Shape, Vision
 
+CONNECTORS = ("merger.", "deepstack_merger_list.")
+"""Begin the names of what makes tokens of a tower's features, after `VISION`."""
+
 _SIZES = {
     "depth": "depth", "hidden_size": "hidden_size", "intermediate_size": "mlp_size", "num_heads": "num_heads",
     "patch_size": "patch_size", "temporal_patch_size": "frames", "spatial_merge_size": "merge_size",

@@ -52,9 +52,11 @@ class MediaBatch:
 
 
 class AddedLevels(NamedTuple):
-    """Features that the first layers add to their output (DeepStack): [M, H] for each, at these places."""
+    """Features that the first layers add to their output (DeepStack): rows `order_M` of each level [N, H], at
+    these places."""
 
     places_M: Tensor
+    order_M: Tensor
     levels: list[Tensor]
 
 

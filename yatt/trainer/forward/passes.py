@@ -245,8 +245,9 @@ def gather_parameters(policy: Policy) -> None:
 
 
 def learning_rate(policy: Policy) -> float:
-    """Learning rate of the last optimizer step."""
-    return float(policy.optimizer.param_groups[0]["lr"])
+    """Learning rate of the last optimizer step; not of a tower that has its own."""
+    groups, lr = policy.optimizer.param_groups, policy.scheduler.max_lr
+    return float(next((group for group in groups if group["max_lr"] == lr), groups[0])["lr"])
 
 
 def counts_tokens() -> bool:

@@ -21,8 +21,13 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.optimizer import (
+    OptimizerConfig,
+    ParamKey,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, ParamGroupOverride
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
@@ -33,14 +38,14 @@ from yatt.collectives.exchange import literal_exchange
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
-from yatt.models.rows import WeightRow
+from yatt.models.rows import VISION, WeightRow
 from yatt.models.shape import Shape
 from yatt.trainer.mcore.layout import steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
-from yatt.trainer.mcore.tower import build_tower
+from yatt.trainer.mcore.tower import build_tower, train_part
 from yatt.weights.convert import HFTensors, ParallelGroups, load_weights, router_biases
 
 
@@ -139,7 +144,8 @@ def build_reference(
 ) -> list[nn.Module]:
     """Builds the frozen reference model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, model.shape, device)
-    models = _gpt_models(config, mcore, model.shape, device, has_tower=False)
+    has_tower = config.vision.train != "none"  # else the policy's is the same
+    models = _gpt_models(config, mcore, model.shape, device, has_tower=has_tower)
     load_weights(models, source, model.rows, parallel_groups(), tick)
     for built in models:
         built.requires_grad_(False)
@@ -163,7 +169,7 @@ def _gpt_models(
     """Builds one GPTModel, or one per virtual pipeline stage.
 
     Args:
-        has_tower: whether a model that takes pictures has a tower of its own; it is not trained.
+        has_tower: whether a model that takes pictures has a tower of its own.
     """
     define_missing_names()
     uses_te = _uses_te(config, device)
@@ -200,7 +206,8 @@ def _model_kind(config: RunConfig, shape: Shape, *, has_tower: bool) -> Callable
         return GPTModel  # type: ignore[no-any-return]
     tower = None
     if has_tower:
-        tower = build_tower(config.model.path, DTYPES[config.model.dtype]).requires_grad_(False)
+        tower = build_tower(config.model.path, DTYPES[config.model.dtype])
+        train_part(tower, config.vision.train)
     return partial(SeeingModel, shape=shape, tower=tower)
 
 
@@ -253,7 +260,7 @@ def _optimizer(
         overlap_param_gather=layout.overlap_param_gather,
     )
     with literal_exchange():
-        optimizer = get_megatron_optimizer(settings, chunks)
+        optimizer = get_megatron_optimizer(settings, chunks, _overrides(config, settings))
     if section.kind == "sgd":
         replace_by_sgd(optimizer, section.sgd_momentum)
     total_steps = layout.total_iterations * steps_per_iteration(layout)
@@ -273,6 +280,16 @@ def _optimizer(
         override_opt_param_scheduler=True,  # a resumed run may be longer than the one that saved
     )
     return optimizer, scheduler
+
+
+def _overrides(config: RunConfig, settings: OptimizerConfig) -> dict[Any, Any] | None:
+    """megatron-core's own exceptions, and the learning rate of the tower's trained part."""
+    lr = config.vision.lr
+    if not lr:
+        return None
+    tower = ParamKey(name=f"*{VISION}*")
+    own = ParamGroupOverride(max_lr=lr, min_lr=min(config.optimizer.min_lr, lr))
+    return {**get_standard_config_overrides(settings), tower: own}
 
 
 def broadcast_over_model(tensor: torch.Tensor) -> None:

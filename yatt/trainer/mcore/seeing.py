@@ -6,7 +6,7 @@ again in the backward pass adds the same. Suffixes: S tokens, H hidden size, M p
 all pictures of a micro-batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 from yatt.models.shape import Shape
 from yatt.trainer.attention.batches import PackedSequences
-from yatt.trainer.attention.media_batch import AddedLevels, MediaBatch, Picture
+from yatt.trainer.attention.media_batch import AddedLevels, MediaBatch
 from yatt.trainer.mcore.rotary_axes import RotaryAxes
-
-FeaturesOf = Callable[[Sequence[Picture]], list[Tensor]]
-"""Returns features of pictures [N, H], then each level's, one picture after the other."""
+from yatt.trainer.mcore.tower import PictureFeatures
 
 
 class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
@@ -34,7 +32,7 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
         tower: transformers' module, on the first stage; None: another model's features are used.
 
     Attributes:
-        features_of: set by the rank before the first pass with pictures.
+        pictures: set by the rank before the first pass.
     """
 
     def __init__(self, *given: Any, shape: Shape, tower: nn.Module | None, **named: Any) -> None:
@@ -42,12 +40,17 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
         super().__init__(*given, **(named | kinds))
         assert shape.rope_axes is not None and shape.vision is not None, "a shape that takes pictures"
         self.rotary_pos_emb = RotaryAxes(shape, shape.rope_axes)
-        self.features_of: FeaturesOf | None = None
+        self.pictures: PictureFeatures | None = None
         if tower is not None:
             self.vision = tower
         if self.pre_process:
             for level, layer in enumerate(self.decoder.layers[: len(shape.vision.levels)]):
                 layer.register_forward_hook(_adds_level(level), with_kwargs=True)
+
+    @property
+    def tower(self) -> nn.Module | None:
+        """Transformers' module; None on other stages, and where another model's features are used."""
+        return getattr(self, "vision", None)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None,  # noqa: ARG002
@@ -70,6 +73,8 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
         """Embeddings [S, 1, H] with features in place of those of pictures; notes what layers add."""
         embedded: Tensor = self.embedding(input_ids=tokens, position_ids=None)
         features, levels = self._features(media, embedded)
+        if features is None and self.pictures and (nothing := self.pictures.untouched()) is not None:
+            embedded = embedded + nothing.to(embedded)
         places_M, order_M = media.places_M, media.order_M
         if features is not None:
             where = (places_M, torch.zeros_like(places_M))
@@ -82,14 +87,14 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
             return embedded
         trains = torch.is_grad_enabled()
         copies = [level.detach().requires_grad_(trains and level.requires_grad) for level in levels]
-        packed.added = AddedLevels(places_M, [copy[order_M] for copy in copies])
+        packed.added = AddedLevels(places_M, order_M, copies)
         return _Gate.apply(embedded, packed, copies, *levels) if trains else embedded  # type: ignore[no-untyped-call]
 
     def _features(self, media: MediaBatch, like: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         if not media.pictures:
             return None, []
-        assert self.features_of is not None, "set before the first pass"
-        features, *levels = (each.to(like) for each in self.features_of(media.pictures))
+        assert self.pictures is not None, "set before the first pass"
+        features, *levels = (each.to(like) for each in self.pictures.features_of(media.pictures))
         return features, levels
 
 
@@ -109,7 +114,9 @@ def _adds_level(level: int) -> Callable[..., Any]:
             return None
         hidden, *rest = output
         where = (added.places_M, torch.zeros_like(added.places_M))
-        return hidden.index_put(where, added.levels[level].to(hidden.dtype), accumulate=True), *rest
+        # chosen here and not before the gate: what autograd notes later, it goes through earlier
+        features = added.levels[level][added.order_M].to(hidden.dtype)
+        return hidden.index_put(where, features, accumulate=True), *rest
 
     return add
 
@@ -132,4 +139,5 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         ctx.packed.added = None
+        assert all(copy.grad is not None for copy in ctx.copies if copy.requires_grad), "after all layers"
         return grads[0], None, None, *(copy.grad for copy in ctx.copies)

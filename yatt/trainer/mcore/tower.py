@@ -4,7 +4,8 @@ Each picture passes the tower alone: what else is in a batch changes no bit of i
 patches of a picture, N tokens, H hidden size of the decoder.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
+from yatt.models.pictures.tower import CONNECTORS
+from yatt.models.shape import Shape
 from yatt.trainer.attention.media_batch import Picture
 
 
@@ -36,70 +39,95 @@ def build_tower(folder: str, dtype: torch.dtype) -> nn.Module:
     return tower.eval()
 
 
+def train_part(tower: nn.Module, part: str) -> None:
+    """Freezes a tower but for what `vision.train` names."""
+    for name, parameter in tower.named_parameters():
+        parameter.requires_grad_(part == "all" or (part == "connector" and name.startswith(CONNECTORS)))
+
+
 class PictureFeatures:
-    """Features of pictures by a tower that is not trained: computed when a picture is added, and kept on the
-    host until others replace them.
+    """Features of an iteration's pictures. By a tower that is not trained they are computed when a picture is
+    added, and kept on the host; else patches are kept, and each pass computes them.
 
     Args:
-        frames: `temporal_patch_size`: how often a still picture's frame is repeated.
+        shape: of a model that takes pictures.
         device: of the tower.
     """
 
-    def __init__(self, tower: nn.Module, scale: PixelScale, frames: int, device: torch.device) -> None:
-        self._tower, self._scale, self._frames, self._device = tower, scale, frames, device
+    def __init__(self, tower: nn.Module, scale: PixelScale, shape: Shape, device: torch.device) -> None:
+        assert shape.vision is not None, "a model that takes pictures"
+        self._tower, self._scale, self._device = tower, scale, device
+        self._vision, self._width = shape.vision, shape.hidden_size
         self._kept: dict[Picture, list[Tensor]] = {}
         self._iteration = 0
+        self._trained = [each for each in tower.parameters() if each.requires_grad]
 
     def begin_iteration(self, iteration: int) -> None:
-        """Forgets the features of another iteration."""
+        """Forgets the pictures of another iteration."""
         if iteration != self._iteration:
             self._iteration, self._kept = iteration, {}
 
     def add_picture(self, sha256: str, prepared: PreparedMedia) -> None:
-        """Computes a picture's features."""
+        """Takes a picture for this iteration."""
         picture = Picture(sha256, prepared.grid)
         if picture in self._kept:
             return
+        patches = torch.from_numpy(with_frames(prepared, self._vision.frames))
+        if self._trained:
+            self._kept[picture] = [patches]
+            return
         with torch.no_grad():
-            features = tower_features(self._tower, self._pixels(prepared), prepared.grid)
-        self._kept[picture] = [each.cpu() for each in features]
+            self._kept[picture] = [each.cpu() for each in self._computed(patches, prepared.grid)]
+
+    def share(self, pictures: Sequence[Picture], group: dist.ProcessGroup) -> None:
+        """Broadcasts what is kept of pictures from the first rank of a group to the others. Collective.
+
+        Args:
+            pictures: in one order on every rank.
+        """
+        if group.size() == 1:
+            return
+        for picture in pictures:
+            every = self._blank(picture.grid)
+            if group.rank() == 0:
+                every.copy_(torch.stack(self._kept[picture]))
+            dist.broadcast(every, group_src=0, group=group)
+            self._kept[picture] = list(every.cpu())
 
     def features_of(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """Returns [N, H] for the embeddings, then for each level, one picture after the other.
 
         Raises:
-            WorkerFailed: one was not added.
+            WorkerFailed: a picture was not added.
         """
         if missing := next((each for each in pictures if each not in self._kept), None):
             raise WorkerFailed(f"the picture {missing.sha256} was not added before a pass that needs it")
-        each = (self._kept[picture] for picture in pictures)
+        each = (self._features(picture) for picture in pictures)
         return [torch.cat(parts).to(self._device) for parts in zip(*each, strict=True)]
 
-    def share(
-        self, pictures: Mapping[Picture, int], group: dist.ProcessGroup, width: int, num_levels: int
-    ) -> None:
-        """Broadcasts features from the first rank of a group to the others. Collective.
+    def untouched(self) -> Tensor | None:
+        """Returns 0 as a function of all trained parameters, for a micro-batch without pictures, because
+        data-parallel ranks wait for each parameter's gradient. None: nothing is trained."""
+        if not self._trained or not torch.is_grad_enabled():
+            return None
+        return torch.stack([parameter.flatten()[0] * 0 for parameter in self._trained]).sum()
 
-        Args:
-            pictures: tokens of each; in one order on every rank.
-            width: elements of a feature.
-            num_levels: of DeepStack.
-        """
-        if group.size() == 1:
-            return
-        dtype = next(self._tower.parameters()).dtype
-        for picture, num_tokens in pictures.items():
-            shape = (1 + num_levels, num_tokens, width)
-            if group.rank() == 0:
-                every = torch.stack(self._kept[picture]).to(self._device)
-            else:
-                every = torch.empty(shape, dtype=dtype, device=self._device)
-            dist.broadcast(every, group_src=0, group=group)
-            self._kept[picture] = list(every.cpu())
+    def _blank(self, grid: tuple[int, int, int]) -> Tensor:
+        """What is kept of a picture of this size, as one tensor without values."""
+        vision, patches = self._vision, math.prod(grid)
+        if self._trained:
+            columns = 3 * vision.frames * vision.patch_size**2
+            return torch.empty(1, patches, columns, dtype=torch.uint8, device=self._device)
+        size = 1 + len(vision.levels), patches // vision.merge_size**2, self._width
+        return torch.empty(size, dtype=next(self._tower.parameters()).dtype, device=self._device)
 
-    def _pixels(self, prepared: PreparedMedia) -> Tensor:
-        values = torch.from_numpy(with_frames(prepared, self._frames)).to(self._device)
-        return normalised_pixels(values, self._scale).to(next(self._tower.parameters()).dtype)
+    def _features(self, picture: Picture) -> list[Tensor]:
+        kept = self._kept[picture]
+        return self._computed(kept[0], picture.grid) if self._trained else kept
+
+    def _computed(self, patches: Tensor, grid: tuple[int, int, int]) -> list[Tensor]:
+        pixels = normalised_pixels(patches.to(self._device), self._scale)
+        return tower_features(self._tower, pixels.to(next(self._tower.parameters()).dtype), grid)
 
 
 def normalised_pixels(patches: Tensor, scale: PixelScale) -> Tensor:

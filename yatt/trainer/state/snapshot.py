@@ -41,7 +41,7 @@ ranks depends on the layout, and its scalars do not depend on it."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParameter:
     """A weight of this rank. `is_copy`: another pipeline stage has the same tensor (tied embeddings).
-    `is_fixed`: it is not trained, and in float32 (a router's bias)."""
+    `is_fixed`: it is not trained (a router's bias, a frozen tower)."""
 
     row: WeightRow
     parameter: Tensor
@@ -135,7 +135,7 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
     key = MODEL if _has_main_copies(policy) else MAIN
     wanted = [
         shard for local in local_parameters(policy)
-        for shard in _blank(policy, local, None, MAIN if local.is_fixed else key)
+        for shard in _blank(policy, local, None, _fixed_kind(policy, local) if local.is_fixed else key)
     ]  # fmt: skip
     if _has_main_copies(policy):
         wanted += [shard for one in owned for shard in _blank(policy, one.local, one, MAIN)]
@@ -194,11 +194,17 @@ def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
         yield from _shards(policy, owned.local, kind, tensor, owned.begin)
 
 
+def _fixed_kind(policy: Policy, local: LocalParameter) -> str:
+    """The kind of what is not trained: a frozen tower has the model's dtype, a router's bias float32."""
+    return MODEL if _has_main_copies(policy) and not local.row.is_fixed else MAIN
+
+
 def _saved_fixed(policy: Policy, local: LocalParameter) -> Iterator[Shard]:
     """What is not trained, from one of the ranks that have it."""
     is_first = mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and policy.groups.tp.rank() == 0
     if is_first:
-        yield from _shards(policy, local, MAIN, local.parameter.detach().view(-1), 0)
+        kind = _fixed_kind(policy, local)
+        yield from _shards(policy, local, kind, local.parameter.detach().view(-1), 0)
 
 
 def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: str) -> Iterator[Shard]:

@@ -102,7 +102,7 @@ class Learner:
     kl: KlCoefficient
     profiler: RankProfiler
     routes: Routes
-    pictures: PictureFeatures | None = None
+    pictures: tuple[PictureFeatures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     timing = _PartTimes(learner.profiler)
     forget_peaks(learner.policy.device)
     rollouts = share_rollouts(order.rollouts, learner.policy.device)
-    if learner.pictures is not None:
-        _share_pictures(learner.pictures, order.iteration, learner.policy, rollouts)
+    for features in learner.pictures:
+        _share_pictures(features, order.iteration, rollouts)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
     advantages_F, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known))
@@ -203,19 +203,14 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
     return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
 
 
-def _share_pictures(
-    features: PictureFeatures, iteration: int, policy: Policy, rollouts: dict[int, Rollout]
-) -> None:
-    """Gives every rank of this model copy's first stage the features of the pictures of these rollouts."""
-    sizes = {
-        Picture(each.ref.sha256, each.grid): each.num_tokens
+def _share_pictures(features: PictureFeatures, iteration: int, rollouts: dict[int, Rollout]) -> None:
+    """Gives every rank of this model copy's first stage what is kept of the pictures of these rollouts."""
+    pictures = dict.fromkeys(
+        Picture(each.ref.sha256, each.grid)
         for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
-    }  # fmt: skip
-    vision = policy.shape.vision
-    assert vision is not None, "a model that takes pictures"
+    )  # fmt: skip
     features.begin_iteration(iteration)
-    group = mpu.get_tensor_and_context_parallel_group()
-    features.share(sizes, group, policy.shape.hidden_size, len(vision.levels))
+    features.share(tuple(pictures), mpu.get_tensor_and_context_parallel_group())
 
 
 def sequence_cut(learner: Learner) -> SequenceLayout:
