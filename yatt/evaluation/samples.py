@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from yatt.adapters.inputs.dataset import truth_text
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.net.crowd import Crowd
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.gpus.engines import ABORTED, engine_room
-from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
 from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState, new_group
 from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.control.rollouts.scoring.subject import Subject

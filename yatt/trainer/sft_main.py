@@ -6,17 +6,20 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.node_local.prepared_media import prepared_folder
 from yatt.config.load import load_as
+from yatt.config.schema import DataSection
 from yatt.config.sections.sft import NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
 from yatt.models.families import FAMILIES
 from yatt.models.folder import decoder_config
 from yatt.models.model import read_config
-from yatt.trainer.sft import SftModel, SftSettings, train_sft
+from yatt.trainer.sft import SftModel, SftSettings, sft_run_config, train_sft
 from yatt.trainer.sft_rows import Example, read_examples
 
 
@@ -38,14 +41,19 @@ def train_model(config: SftConfig) -> None:
     tokenizer = Tokenizer(config.start or config.output)
     folder = config.start or config.output
     limit = longest_sequence(config)
-    examples = read_examples(Path(config.train_file), tokenizer, folder, limit)
+    prepared = prepared_folder(config.media_store) if config.media_store else None
     settings = SftSettings(
         max_steps=config.max_steps, lr=config.lr, warmup_steps=config.warmup_steps,
         weight_decay=config.weight_decay, clip_grad=config.clip_grad,
-        seed=config.seed, threads=config.threads,
+        seed=config.seed, threads=config.threads, vision=config.vision, prepared=prepared,
     )  # fmt: skip
+    data = DataSection(
+        train_files=(config.train_file,), image_key=config.image_key, media_store=config.media_store
+    )
+    seeing = replace(sft_run_config(folder, settings), data=data, media=config.media) if prepared else None
+    examples = read_examples(Path(config.train_file), tokenizer, folder, limit, seeing)
     file = config.validation.file
-    held_out = read_examples(Path(file), tokenizer, folder, limit) if file else []
+    held_out = read_examples(Path(file), tokenizer, folder, limit, seeing) if file else []
     evaluation = Evaluation(config, held_out[: config.validation.max_prompts])
     start = config.start or new_config(config.new)
     result = train_sft(start, shuffled_batches(examples, config), output, settings, evaluation)
@@ -64,7 +72,7 @@ class Evaluation:
         section = self._config.validation
         if not self._held_out or step % section.every:
             return False
-        exact = sum(self._num_exact(group, step, student) for group in self._by_length())
+        exact = self._num_exact(step, student)
         share = exact / len(self._held_out)
         self.said = f"{share:.3f} of held-out completions exact"
         seconds = time.monotonic() - self._began_s
@@ -72,19 +80,12 @@ class Evaluation:
         sys.stdout.flush()
         return share >= section.stop_at
 
-    def _by_length(self) -> list[list[Example]]:
-        """Groups the examples by prompt length, because `complete` takes prompts of one length."""
-        groups: dict[int, list[Example]] = {}
-        for example in self._held_out:
-            groups.setdefault(len(example[0]), []).append(example)
-        return list(groups.values())
-
-    def _num_exact(self, group: list[Example], step: int, student: SftModel) -> int:
-        longest = max(len(completion) for _, completion in group)
-        prompts = [prompt for prompt, _ in group]
+    def _num_exact(self, step: int, student: SftModel) -> int:
+        longest = max(len(each.completion) for each in self._held_out)
         temperature = self._config.validation.temperature
-        sampled = student.complete(prompts, longest, temperature=temperature, seed=step)
-        return sum(ids[: len(right)] == right for ids, (_, right) in zip(sampled, group, strict=True))
+        sampled = student.complete(self._held_out, longest, temperature=temperature, seed=step)
+        right = (each.completion for each in self._held_out)
+        return sum(ids[: len(wanted)] == wanted for ids, wanted in zip(sampled, right, strict=True))
 
 
 def longest_sequence(config: SftConfig) -> int:

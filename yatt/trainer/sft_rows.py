@@ -2,14 +2,23 @@
 
 import itertools
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
-from yatt.adapters.inputs.data_rows import raw_rows
+from yatt.adapters.inputs.data_rows import data_row, raw_rows
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer, eos_ids
+from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.records.episode import PlacedMedia
 
-Example = tuple[list[int], list[int]]
-"""Prompt and completion ids; only the completion has a loss."""
+
+class Example(NamedTuple):
+    """Prompt and completion ids; only the completion has a loss. `media` are the pictures in the prompt."""
+
+    prompt: list[int]
+    completion: list[int]
+    media: tuple[PlacedMedia, ...] = ()
+
 
 MARK = "yatt-answer-of-the-assistant"
 FORMS = (
@@ -18,13 +27,16 @@ FORMS = (
 )
 
 
-def read_examples(path: Path, tokenizer: Tokenizer, folder: str, limit: int) -> list[Example]:
+def read_examples(
+    path: Path, tokenizer: Tokenizer, folder: str, limit: int, seeing: RunConfig | None = None
+) -> list[Example]:
     """Returns prompt and completion ids of each row of a JSONL or parquet file. A completion in a chat ends
     as the model's template ends a turn.
 
     Args:
         folder: model folder of the tokenizer.
         limit: longest sequence of the model, in tokens; 0: not known.
+        seeing: what decides how prompts with pictures are encoded; None: there are none.
 
     Raises:
         ConfigError: the file cannot be read, a row has another form or is too long; names file and row.
@@ -33,25 +45,35 @@ def read_examples(path: Path, tokenizer: Tokenizer, folder: str, limit: int) -> 
     ends = eos_ids(folder)
     examples = []
     for raw, place in raw_rows(path):
-        prompt, completion = _ids_of(raw, place, tokenizer, ends)
-        size = len(prompt) + len(completion)
+        example = _example(raw, place, tokenizer, ends)
+        if seeing is not None and raw.get(seeing.data.image_key):
+            asked = {**raw, seeing.data.prompt_key: _prompt_of(raw)}
+            prompt = encode_prompt(data_row(asked, place, seeing.data), tokenizer, seeing)
+            example = example._replace(prompt=prompt.ids, media=prompt.media)
+        size = len(example.prompt) + len(example.completion)
         if limit and size > limit:
             raise ConfigError(
                 f"{place} has {size} tokens, but {folder} takes {limit} at most (max_position_embeddings); "
                 "shorten or remove it."
             )
-        if not prompt or not completion:
+        if not example.prompt or not example.completion:
             raise ConfigError(f"{place}: its prompt or its completion is empty; remove the row.")
-        examples.append((prompt, completion))
+        examples.append(example)
     if not examples:
         raise ConfigError(f"{path}: no rows.")
     return examples
 
 
-def _ids_of(raw: dict[str, Any], place: str, tokenizer: Tokenizer, ends: tuple[int, ...]) -> Example:
+def _prompt_of(raw: dict[str, Any]) -> Any:
+    """The prompt of a row of any form."""
+    messages = raw.get("messages")
+    return raw.get("prompt") if messages is None else messages[:-1]
+
+
+def _example(raw: dict[str, Any], place: str, tokenizer: Tokenizer, ends: tuple[int, ...]) -> Example:
     prompt, completion = raw.get("prompt"), raw.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return tokenizer.encode(prompt), tokenizer.encode_rendered(completion)
+        return Example(tokenizer.encode(prompt), tokenizer.encode_rendered(completion))
     messages = raw.get("messages")
     if messages is None and isinstance(prompt, list):
         answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -59,7 +81,7 @@ def _ids_of(raw: dict[str, Any], place: str, tokenizer: Tokenizer, ends: tuple[i
     if not _is_chat(messages):
         raise ConfigError(f"{place} needs {FORMS}; it has {', '.join(map(repr, raw)) or 'no column'}.")
     ids = tokenizer.encode_plain(messages[-1]["content"])
-    return tokenizer.encode_chat(messages[:-1]), ids + _end_of_turn(tokenizer, ends)
+    return Example(tokenizer.encode_chat(messages[:-1]), ids + _end_of_turn(tokenizer, ends))
 
 
 def _is_chat(messages: Any) -> TypeGuard[list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ import json, sys
 from pathlib import Path
 import torch, transformers
 from yatt.trainer.sft import SftSettings, train_sft
+from yatt.trainer.sft_rows import Example
 
 folder = Path(sys.argv[1])
 config = transformers.Qwen3Config(
@@ -24,14 +25,14 @@ def batches(seed):
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randint(0, 10, (32, 3), generator=generator).tolist()
-        yield [([11, *row, 10], row[::-1]) for row in rows]
+        yield [Example([11, *row, 10], row[::-1]) for row in rows]
 
 prompts = [[11, 1, 2, 3, 10], [11, 9, 0, 5, 10]]
 seen = []
 
 def stop(step, loss, student):
     if step % 50 == 0:
-        seen.append(student.complete(prompts, 3, temperature=0.0))
+        seen.append(student.complete([Example(ids, []) for ids in prompts], 3, temperature=0.0))
     return step == 150
 
 settings = SftSettings(max_steps=500, lr=3e-3, warmup_steps=20, threads=1)

@@ -19,6 +19,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from yatt.errors import ConfigError
+from yatt.plain_files import read_json_object
+
+INDEX = "index.json"
+"""In a folder of the pictures of data files: the names of prepared files by the digests of pictures."""
+
 _HEAD = struct.Struct("<8sIIIIII32s")
 HEAD_BYTES = _HEAD.size
 MAGIC, VERSION = b"yattmed\0", 1
@@ -49,6 +55,23 @@ class PreparedMedia:
 
     grid: tuple[int, int, int]
     patches: NDArray[np.uint8]
+
+
+def prepared_folder(media_store: str) -> Path:
+    """Returns the folder of prepared pictures beside `media_store`, where `yatt sft` keeps them on disk."""
+    return Path(media_store).with_name("prepared")
+
+
+def prepared_names(folder: Path) -> dict[str, str]:
+    """Returns the names of a folder's prepared files by the SHA-256 of the pictures' own files.
+
+    Raises:
+        ConfigError: the index is missing, or no object.
+    """
+    found = read_json_object(folder / INDEX)
+    if found is None:
+        raise ConfigError(f"{folder / INDEX} is missing; remove the folder, and start again.")
+    return {key: str(name) for key, name in found.items()}
 
 
 def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:

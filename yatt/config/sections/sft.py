@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from yatt.config.sections.media import MediaSection, VisionSection
 from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
@@ -91,6 +92,17 @@ class SftConfig:
     """JSONL or parquet. A row has `prompt` and `completion` as text or chat messages, or `messages`, the last
     of them the assistant's."""
 
+    image_key: Annotated[str, LINE] = "images"
+    """Column of a prompt's pictures, as `data.image_key` of a run, if `start` takes pictures."""
+
+    media_root: Annotated[str, FILE] = ""
+    """Folder of the files that rows name."""
+
+    media_store: Annotated[str, FILE] = ""
+    """Folder of the pictures whose bytes were in data files; filled in. Empty: there are no pictures."""
+
+    media: MediaSection = field(default_factory=MediaSection)
+    vision: VisionSection = field(default_factory=VisionSection)
     start: Annotated[str, FILE] = ""
     """Hugging Face folder to start from; empty: make the model of `new`."""
 

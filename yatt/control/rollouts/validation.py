@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from yatt.adapters.inputs.dataset import Row, RowFiles
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.control.node import Node
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
 from yatt.control.rollouts.groups.groups import new_group
 from yatt.control.rollouts.scoring.scoring import Scorer
 from yatt.control.rollouts.scoring.subject import Subject

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, read_data_rows
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts
 from yatt.adapters.inputs.text_parts import TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
@@ -25,7 +26,6 @@ from yatt.adapters.processes.watched_trial import (
 )
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
 from yatt.core.samples.verdict import Shown, check_template, render_template
 from yatt.errors import ConfigError
 from yatt.launch.checks.judge_check import context_notes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from yatt.adapters.inputs.data_rows import Row, prompt_text, truth_text
 from yatt.adapters.inputs.dataset import read_data_rows
+from yatt.adapters.inputs.encoded_prompt import EncodedPrompt, encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.processes.watched_trial import (
     TEMPLATE_BYTES,
@@ -21,7 +22,6 @@ from yatt.adapters.processes.watched_trial import (
 )
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.control.rollouts.groups.encoded_prompt import EncodedPrompt, encode_prompt
 from yatt.core.samples.verdict import Shown, numbered_completions
 from yatt.errors import ConfigError
 from yatt.launch.checks.input_trial import question_ids

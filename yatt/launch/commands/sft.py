@@ -4,13 +4,22 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from yatt.adapters.files.files import write_atomically
+from yatt.adapters.inputs.data_rows import has_column
+from yatt.adapters.node_local.prepared_media import prepared_folder
+from yatt.adapters.processes.watched_trial import run_watched
 from yatt.config.load import load_as, resolved_text
 from yatt.config.sections.sft import SftConfig, sft_rules
+from yatt.launch.resolve.data_files import MEDIA_STORE, made_folder, made_references
+from yatt.launch.resolve.making_media import MediaMaking
+from yatt.models.folder import takes_pictures
 
 MADE_FROM = "yatt-sft.sha256"
+MAKING_S = 3600.0
+"""Longest time to make references to the pictures of a file."""
 
 
 def run_sft(file: Path, more: list[str]) -> int:
@@ -23,6 +32,7 @@ def run_sft(file: Path, more: list[str]) -> int:
     settings = [part for part in more if "=" in part]
     config = load_as(SftConfig, [file, *overlays], settings, sft_rules)
     output = Path(config.output)
+    config = with_pictures(config, made_folder(config.output))
     digest = _digest(config)
     if (output / MADE_FROM).is_file() and (output / MADE_FROM).read_text() == digest:
         sys.stdout.write(f"{output} already exists and was made from the same file and data: nothing to do\n")
@@ -33,10 +43,40 @@ def run_sft(file: Path, more: list[str]) -> int:
     # Transformers and megatron warn that Transformer Engine and Apex are not installed.
     env = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
     argv = [sys.executable, "-P", "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
+    if config.media_store:
+        arguments = [str(output / "sft.yaml"), str(prepared_folder(config.media_store))]
+        run_watched("yatt.media.prepare_files", arguments, config.media.timeout_s)
     exit_code = subprocess.run(argv, check=False, env=env).returncode
     if exit_code == 0:
         write_atomically(output / MADE_FROM, digest.encode())
     return exit_code
+
+
+def with_pictures(config: SftConfig, folder: Path) -> SftConfig:
+    """Returns the config with references in place of the pictures of its rows, if its model takes some.
+
+    Raises:
+        ConfigError: rows have pictures that cannot be used.
+    """
+    if not config.start or not takes_pictures(config.start):
+        return config
+    store = str(folder / MEDIA_STORE)
+    making = MediaMaking(
+        image_key=config.image_key, video_key="videos", columns=None, root=config.media_root, store=store,
+        most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
+        storage_options=config.media.storage_options,
+    )  # fmt: skip
+
+    def made(path: str, key: str) -> str:
+        if not path or not has_column(Path(path), (config.image_key,)):
+            return path
+        return made_references(making, path, folder, key, MAKING_S)
+
+    files = made(config.train_file, "train_file"), made(config.validation.file, "validation.file")
+    if files == (config.train_file, config.validation.file):
+        return config
+    validation = replace(config.validation, file=files[1])
+    return replace(config, train_file=files[0], validation=validation, media_store=store)
 
 
 def _digest(config: SftConfig) -> str:

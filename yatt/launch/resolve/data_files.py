@@ -197,16 +197,26 @@ def _with_references(made: _Made, config: RunConfig, source: str, key: str) -> l
         most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
         storage_options=config.media.storage_options,
     )  # fmt: skip
+    return [made_references(making, source, made.folder, key, config.launch.phase_timeout_s)]
+
+
+def made_references(making: MediaMaking, source: str, folder: Path, key: str, limit_s: float) -> str:
+    """Returns a file in a folder whose rows have references in place of the pictures of the source. Makes it, if
+    it is not there.
+
+    Raises:
+        ConfigError: it cannot be made; names the first places.
+    """
     asked = json.dumps(asdict(making))
     with opened_data(Path(source)) as rows:
         made_from = hashlib.file_digest(rows, "sha256")
     made_from.update(f"{source} {asked}".encode())
     suffix = ".parquet" if source.endswith(".parquet") else ".jsonl"
-    target = made.folder / f"media-{Path(source).stem[:40]}-{made_from.hexdigest()[:16]}{suffix}"
+    target = folder / f"media-{Path(source).stem[:40]}-{made_from.hexdigest()[:16]}{suffix}"
     if not target.is_file():
         sys.stderr.write(f"yatt: making {target}: references to the pictures of {source}\n")
-        _make("media", [source, asked], target, key, config.launch.phase_timeout_s)
-    return [str(target)]
+        _make("media", [source, asked], target, key, limit_s)
+    return str(target)
 
 
 def _mapped(made: _Made, config: RunConfig, source: str, key: str) -> list[str]:  # noqa: ARG001

@@ -4,9 +4,9 @@ import functools
 from array import array
 
 from yatt.adapters.inputs.dataset import Row, RowFiles
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
-from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.core.samples.prompts import RowSource, row_order
 from yatt.errors import ConfigError

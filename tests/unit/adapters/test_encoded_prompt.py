@@ -9,10 +9,10 @@ import pytest
 
 from tests.tiny_models import make_seeing_scripted_model
 from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import parse_resolved
 from yatt.config.schema import RunConfig
-from yatt.control.rollouts.groups.encoded_prompt import encode_prompt
 from yatt.errors import ConfigError
 from yatt.records.episode import MediaRef
 
