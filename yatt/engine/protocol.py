@@ -190,7 +190,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
 
 
 def genrm_options(
-    genrm: GenRMSection, *, device: Literal["cpu", "cuda"], deterministic: bool
+    genrm: GenRMSection, *, device: Literal["cpu", "cuda"], deterministic: bool, most_pictures: int = 0
 ) -> EngineOptions:
     """Settings of the engines of one GenRM."""
     return EngineOptions(
@@ -206,4 +206,6 @@ def genrm_options(
         enforce_eager=genrm.enforce_eager,
         expert_parallel=genrm.expert_parallel,
         deterministic=deterministic,
+        takes_pictures=takes_pictures(genrm.model),
+        most_pictures=most_pictures,
     )

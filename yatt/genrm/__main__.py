@@ -22,9 +22,11 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
     if genrm is None:
         known = ", ".join(each.name for each in config.genrms) or "none"
         raise ConfigError(f"genrms: no GenRM is named {name!r} (known: {known}).")
+    is_shown = genrm.sees != "none" and bool(config.data.media_store)
     options = genrm_options(
-        genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic
-    )
+        genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic,
+        most_pictures=config.media.most_per_prompt if is_shown else 0,
+    )  # fmt: skip
     return EnginePlan(
         kind=choose_engine(genrm.engine, f"genrms[{name}].engine"),
         options=options,

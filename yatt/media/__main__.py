@@ -151,11 +151,13 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # the libraries warn of metadata that nobody reads
     media, data = config.media, config.data
-    preparation = load_preparation(Path(config.model.path), media.min_pixels, media.max_pixels)
+    limits = media.min_pixels, media.max_pixels
+    models = {"": config.model.path, **{g.name: g.model for g in config.genrms if g.sees != "none"}}
+    preparations = {name: load_preparation(Path(model), *limits) for name, model in models.items()}
     files = KeptFiles(Path(arguments.media), media.cache_bytes or default_cache_bytes())
     worker = MediaWorker(files, media.timeout_s)
     sources = MediaSources(data.media_root, data.media_store, media.storage_options, media.timeout_s)
-    maker = PictureMaker(sources, preparation, files, media.most_pixels, worker.tick)
+    maker = PictureMaker(sources, preparations, files, media.most_pixels, worker.tick)
     worker.attach_maker(maker)
     limit = data_bytes() + maker.memory.size_bytes + SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

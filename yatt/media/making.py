@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -55,9 +55,10 @@ class MemoryBudget:
 
 
 class PictureMaker:
-    """Makes prepared files of one model's pictures.
+    """Makes prepared files of pictures.
 
     Args:
+        preparations: by the GenRM's name; the empty name is the policy.
         most_pixels: largest picture that is decoded.
         tick: called in any thread when there was progress.
 
@@ -67,10 +68,10 @@ class PictureMaker:
     """
 
     def __init__(
-        self, sources: MediaSources, preparation: Preparation, files: KeptFiles, most_pixels: int,
-        tick: Callable[[], None],
+        self, sources: MediaSources, preparations: Mapping[str, Preparation], files: KeptFiles,
+        most_pixels: int, tick: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._sources, self._preparation, self._files = sources, preparation, files
+        self._sources, self._preparations, self._files = sources, preparations, files
         self._most_pixels, self._tick = most_pixels, tick
         self.memory = MemoryBudget(MOST_BYTES + BYTES_PER_PIXEL * most_pixels)
         self.reading: set[tuple[int, int]] = set()
@@ -100,7 +101,7 @@ class PictureMaker:
         if not item.sha256:
             with self._reading(order, index, item) as source:
                 item = msgspec.structs.replace(item, sha256=source.content_digest())
-        digest = media_digest(item.sha256, self._preparation.digest)
+        digest = media_digest(item.sha256, self._preparations[item.genrm].digest)
         with self._files.claimed_file(order, digest) as shape:
             grid = shape.grid if shape is not None else self._make(order, index, item, digest)
         _check_grid(grid, item)
@@ -118,7 +119,7 @@ class PictureMaker:
             picture = decode_picture(data, self._most_pixels)
             del data
             self._tick()
-            grid, patches = self._preparation.patches_of(picture)
+            grid, patches = self._preparations[item.genrm].patches_of(picture)
             del picture
             _check_grid(grid, item)
             self._files.keep_file(order, digest, grid, patches)

@@ -45,7 +45,7 @@ def prepare_files(stages: Stages, file: str, folder: str) -> tuple[list[ConfigEr
     preparation = load_preparation(Path(config.start), media.min_pixels, media.max_pixels)
     sources = MediaSources(config.media_root, config.media_store, media.storage_options, media.timeout_s)
     files = KeptFiles(Path(folder), MOST_BYTES)
-    maker = PictureMaker(sources, preparation, files, media.most_pixels, stages.tick)
+    maker = PictureMaker(sources, {"": preparation}, files, media.most_pixels, stages.tick)
     found, faults = dict[str, str](), list[str]()
     what = f"preparing the pictures of {', '.join(filter(None, _data_files(config)))}"
     with (

@@ -19,12 +19,13 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     `path` is below `data.media_root`; empty: the file lies in `data.media_store`, by its digest. `sha256` is
     the expected digest of the file in hex; empty: not checked. `grid` is what the prompt was made for;
-    ANY_GRID: not checked.
+    ANY_GRID: not checked. `genrm`: the GenRM whose model's processor prepares it; empty: the policy's.
     """
 
     path: str
     sha256: str = ""
     grid: Grid = ANY_GRID
+    genrm: str = ""
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

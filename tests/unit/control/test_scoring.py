@@ -4,13 +4,15 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runs import HANG_S, RunFile
-from tests.tiny_models import make_scripted_model
+from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from tests.unit.adapters.test_judge_api import Service
 from tests.unit.control.engine_stand_in import completion
 from yatt.adapters.inputs.dataset import Row
@@ -20,9 +22,11 @@ from yatt.control.rollouts.groups.groups import SampleState, new_group
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import MOST_MEASURES, Scorer
 from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.samples.placeholders import with_placeholders
 from yatt.core.samples.reasons import cause_of
 from yatt.core.samples.verdict import parse_verdict
 from yatt.errors import WorkerFailed
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 
 ROLES = ("rollout", "genrm:judge")
@@ -37,7 +41,8 @@ class Bench:
         self, folder: Path, verdicts: list[m.Completed | list[int] | Exception],
         answer: Callable[[m.Score], m.Message], **genrm: Any,
     ) -> None:  # fmt: skip
-        judge = make_scripted_model(folder / "judge", mean_tokens=3)
+        make = make_seeing_scripted_model if "sees" in genrm else partial(make_scripted_model, mean_tokens=3)
+        judge = make(folder / "judge")
         (Path(judge) / "model.safetensors").write_bytes(b"")
         section = {
             "name": "judge", "model": judge, "template": "{prompt}{completion}", "engine": "scripted",
@@ -99,12 +104,12 @@ def good(_: m.Score) -> m.Message:
     return m.Scored(score=0.25, extra={"length": 2.0})
 
 
-def judge_says(folder: Path, text: str) -> list[int]:
+def judge_says(folder: Path, text: str, make: Callable[[Path], str] = make_scripted_model) -> list[int]:
     """Token ids that the judge's tokenizer decodes to this text."""
     from yatt.adapters.inputs.text_parts import TextPart
     from yatt.adapters.inputs.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(make_scripted_model(folder / "tokenizer", mean_tokens=3))
+    tokenizer = Tokenizer(make(folder / "tokenizer"))
     ids = tokenizer.encode_parts([TextPart(text, False)], adds_special=False)
     assert tokenizer.decode(ids) == text
     return ids
@@ -248,3 +253,48 @@ def test_a_question_without_tokens_is_refused_with_the_cure(tmp_path: Path) -> N
     failed = bench.score().failed
     assert "the question to GenRM 'judge' has no tokens; write words into its template" in failed
     assert not bench.asked
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_genrm_that_sees_gets_the_prompts_pictures_by_its_own_tokens(tmp_path: Path, is_chat: bool) -> None:
+    refs = [m.MediaRef("a.png", "aa" * 32, 64, 96), m.MediaRef("", "bb" * 32, 32, 32)]
+    template = "{prompt} said {completion}"
+    bench = Bench(tmp_path, [], good, sees="prompt", template=template, max_model_tokens=300, chat=is_chat)
+    yes = judge_says(tmp_path, "Y", make_seeing_scripted_model)
+    bench.verdicts = [yes, yes]
+    _, media = with_placeholders([9, 5, 5], refs, picture_tokens(bench.config.genrms[0].model))
+    bench.subject.group.media = tuple(media)
+    row = Row(prompt="<image> or <image>?", data_source="", ground_truth="", raw={}, media=tuple(refs))
+    bench.subject = replace(bench.subject, row=row)
+    bench.sample.text = "the <image> first"
+    scored = bench.score()
+    assert scored.scores.get("judge") == 1.0, scored.failed
+    (asked,) = bench.asked
+    assert [each.ref for each in asked.media] == refs
+    ids = m.unpack_ids(asked.prompt_ids)
+    places = [range(each.start, each.start + each.num_tokens) for each in asked.media]
+    assert [place for place, token in enumerate(ids) if token == 5] == [p for each in places for p in each]
+    assert [len(each) for each in places] == [6, 1], "a completion cannot forge a picture"
+    bench.subject.group.media = ()
+    bench.sample.scores = {}
+    asyncio.run(bench.scorer.score(bench.subject, ROLES))
+    assert bench.asked[1].media == ()
+
+
+def test_a_picture_that_a_genrm_does_not_take_is_the_groups_loss(tmp_path: Path) -> None:
+    fault = m.Completed(
+        request_id="", token_ids=b"", logprobs=b"", finish_reason=m.MEDIA_FAULT, policy_version=0,
+        error="a.png is truncated.",
+    )  # fmt: skip
+    for size, given, says in (
+        ((64, 96), [fault], "a.png is truncated"),
+        ((4000, 4), [], "no side may be more"),
+    ):
+        folder = tmp_path / str(size[1])
+        folder.mkdir()
+        bench = Bench(folder, list(given), good, sees="prompt", max_model_tokens=300)
+        ref = m.MediaRef("a.png", "aa" * 32, *size)
+        bench.subject.group.media = (m.PlacedMedia(ref, 0, 1, (1, 2, 2)),)
+        sample = bench.score()
+        assert "judge" not in sample.scores
+        assert says in sample.failed

@@ -3,7 +3,14 @@
 import pytest
 
 from yatt.config.schema import VerdictSection
-from yatt.core.samples.verdict import Shown, check_template, check_verdict, parse_verdict, render_template
+from yatt.core.samples.verdict import (
+    Shown,
+    check_template,
+    check_verdict,
+    parse_verdict,
+    render_template,
+    render_with_pictures,
+)
 from yatt.errors import ConfigError
 
 SAMPLE = Shown(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
@@ -153,3 +160,40 @@ def test_plain_numbers_are_verdicts(word, value):
 def test_json_in_fences_is_json_if_nothing_else_is_there(text: str, score: float | None) -> None:
     schema = '{"type": "object", "properties": {"score": {"type": "integer"}}}'
     assert parse_verdict(text, VerdictSection(json_schema=schema)) == score
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (
+            "Q {media} {prompt} A {completion}",
+            ["Q ", None, None, " ", "which, this or ?", " A ", "a <image>"],
+        ),
+        ("Q {prompt} A {completion}", ["Q ", "which, ", None, "this or ", None, "?", " A ", "a <image>"]),
+        ("{prompt}{prompt}", ["which, ", None, "this or ", None, "?", "which, this or ?"]),
+        ("A {completion}", [None, None, "A ", "a <image>"]),
+        ("{media}{media}{completion}", [None, None, "a <image>"]),
+    ],
+)
+def test_pictures_stand_where_the_template_or_the_prompt_has_them(template, says):
+    shown = Shown(
+        prompt="which, <image>this or <image>?", completion="a <image>", ground_truth="", data_source=""
+    )
+    parts = render_with_pictures(template, shown, 2)
+    assert [part and part[0] for part in parts] == says
+    own = {text for text, is_own in filter(None, parts) if is_own}
+    assert own == {each for each in says if each in ("Q ", " ", " A ", "A ")}
+
+
+def test_marks_of_another_number_are_text():
+    """A prompt in which the policy was shown other pictures than the marks say has none of them there."""
+    shown = Shown(prompt="<image>?", completion="c", ground_truth="", data_source="")
+    assert render_with_pictures("{prompt}", shown, 2) == [None, None, ("?", False)]
+    assert render_with_pictures("{prompt}", shown, 0) == [("?", False)]
+    assert render_template("{media}{completion}", shown) == [("c", False)]
+
+
+def test_the_place_of_pictures_is_a_field_of_those_who_see():
+    check_template("{media} {completion}", "k", "pointwise", sees=True)
+    with pytest.raises(ConfigError, match=r"unknown field \{media\}"):
+        check_template("{media} {completion}", "k", "pointwise")

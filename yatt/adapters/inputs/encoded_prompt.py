@@ -1,6 +1,7 @@
 """A data row's prompt as text and as token ids, with the placeholder tokens of its pictures."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from yatt.adapters.inputs.dataset import Row, prompt_text
@@ -10,7 +11,7 @@ from yatt.config.schema import RunConfig
 from yatt.core.samples.placeholders import PictureTokens, with_placeholders
 from yatt.errors import ConfigError
 from yatt.models.pictures.tokens import picture_tokens
-from yatt.records.episode import IMAGE_MARK, PlacedMedia
+from yatt.records.episode import IMAGE_MARK, MediaRef, PlacedMedia
 
 _AT_MARKS = re.compile(f"({re.escape(IMAGE_MARK)})")
 
@@ -64,11 +65,30 @@ def _ids_with_marks(row: Row, tokens: PictureTokens, tokenizer: Tokenizer, confi
         messages = [message | {"content": _split(message["content"])} for message in row.prompt]
         return tokenizer.encode_chat(messages)
     plain = _plain_part(row, str(row.prompt), config)
+    parts = [part and TextPart(part.text, plain.is_trusted) for part in _split(plain.text)]
+    return _plain_ids(parts, tokens, tokenizer)
+
+
+def _plain_ids(parts: Sequence[TextPart | None], tokens: PictureTokens, tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of text that no template renders, with one placeholder for each picture."""
     picture = TextPart(tokenizer.decode(list(tokens.mark_ids), skip_special=False), True)
-    parts = [
-        picture if part is None else TextPart(part.text, plain.is_trusted) for part in _split(plain.text)
-    ]
-    return tokenizer.encode_parts(parts, adds_special=True)
+    return tokenizer.encode_parts([picture if part is None else part for part in parts], adds_special=True)
+
+
+def encode_question(
+    parts: Sequence[TextPart | None], refs: Sequence[MediaRef], tokens: PictureTokens, tokenizer: Tokenizer,
+    *, is_chat: bool,
+) -> tuple[list[int], tuple[PlacedMedia, ...]]:  # fmt: skip
+    """Encodes a question to a GenRM that is shown pictures.
+
+    Raises:
+        ValueError: the model does not take one of them, or its template leaves them out.
+    """
+    if is_chat:
+        ids = tokenizer.encode_chat([{"role": "user", "content": parts}])
+    else:
+        ids = _plain_ids(parts, tokens, tokenizer)
+    return with_placeholders(ids, refs, tokens)
 
 
 def _plain_part(row: Row, text: str, config: RunConfig) -> TextPart:

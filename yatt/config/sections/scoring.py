@@ -217,6 +217,10 @@ class GenRMSection:
     """Text with {prompt}, {completion}, {ground_truth}, {data_source}; pairwise with {completion_a} and
     {completion_b}, listwise with {completions}, instead of {completion}. Empty when `path` is given."""
 
+    sees: Literal["none", "prompt"] = "none"
+    """Pictures that it is shown: none, or those of the prompt. They stand where {media} is in the template;
+    without it, where they are in {prompt}; without that, before all. The model has to take pictures."""
+
     judging: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
     """Judge each completion alone, two of a group against each other, or all of a group at once."""
 
@@ -311,6 +315,10 @@ class GenRMSection:
         rule(
             self.votes == 1 or self.temperature > 0,
             "votes: at temperature 0 all votes are the same; set temperature above 0.",
+        )
+        rule(
+            self.sees == "none" or (bool(self.template) and self.has_engine),
+            "sees: needs a template and an engine; services and functions get text only.",
         )
         self._check_pairwise()
 

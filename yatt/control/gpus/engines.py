@@ -20,7 +20,7 @@ from yatt.adapters.net.channel import Channel
 from yatt.config.check import engine_roles, max_num_seqs
 from yatt.config.schema import RunConfig
 from yatt.control.gpus.prepared_requests import MediaUnusable, PreparedRequests
-from yatt.core.gpus.placement import ROLLOUT, Slab
+from yatt.core.gpus.placement import ROLLOUT, Slab, genrm_of_role
 from yatt.core.requests.dispatch import Dispatch
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
@@ -228,7 +228,7 @@ class LocalEngines:
     async def _prepare(self, key: str, prepared: PreparedRequests) -> None:
         """Has the pictures of a request prepared, unless it ends meanwhile."""
         request = self._requests[key]
-        task = asyncio.ensure_future(prepared.with_prepared(request.sample))
+        task = asyncio.ensure_future(prepared.with_prepared(request.sample, genrm_of_role(request.role)))
         try:
             either: set[asyncio.Future[Any]] = {task, request.future}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

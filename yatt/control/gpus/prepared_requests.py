@@ -27,24 +27,27 @@ class PreparedRequests:
         self._prepare = prepare
         self._under_way: dict[m.MediaItem, asyncio.Task[str]] = {}
 
-    async def with_prepared(self, sample: m.SampleRequest) -> m.SampleRequest:
+    async def with_prepared(self, sample: m.SampleRequest, genrm: str = "") -> m.SampleRequest:
         """Returns a request whose pictures name their prepared files. An engine that comes too late for one,
         because it was evicted meanwhile, fails the request, which is then sent again.
+
+        Args:
+            genrm: whose engine gets it; empty: the policy's.
 
         Raises:
             MediaUnusable: one cannot be used.
             WorkerFailed: one cannot be read now, or the media process cannot be started.
         """
-        digests = await asyncio.gather(*map(self._digest, sample.media))
+        digests = await asyncio.gather(*(self._digest(each, genrm) for each in sample.media))
         media = tuple(
             msgspec.structs.replace(each, prepared=digest)
             for each, digest in zip(sample.media, digests, strict=True)
         )
         return msgspec.structs.replace(sample, media=media)
 
-    async def _digest(self, media: m.PlacedMedia) -> str:
+    async def _digest(self, media: m.PlacedMedia, genrm: str) -> str:
         """Returns the digest of the prepared file. Who is cancelled leaves the others waiting for it."""
-        item = m.MediaItem(media.ref.path, media.ref.sha256, media.grid)
+        item = m.MediaItem(media.ref.path, media.ref.sha256, media.grid, genrm)
         task = self._under_way.get(item)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._asked(item))

@@ -38,6 +38,11 @@ def genrm_role(name: str) -> str:
     return f"genrm:{name}"
 
 
+def genrm_of_role(role: str) -> str:
+    """Returns the name of a role's GenRM; empty: the role is none of a GenRM."""
+    return role.partition(":")[2]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Slab:
     """A set of GPUs of one node; `gpus` are local indices on `node`."""

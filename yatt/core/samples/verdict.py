@@ -16,6 +16,7 @@ from typing import Any
 
 from yatt.config.schema import VerdictSection
 from yatt.errors import ConfigError
+from yatt.records.episode import IMAGE_MARK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Shown:
     completion_a: str = ""
     completion_b: str = ""
     completions: str = ""
+    media: str = ""
+    """Only the place of pictures; text has nothing there."""
 
 
 _NUMBER = re.compile(r"[-+]?[0-9]{1,15}(\.[0-9]{1,15})?|[-+]?\.[0-9]{1,15}", re.ASCII)
@@ -46,16 +49,17 @@ MOST_JSON = 1 << 20
 """Longest verdict in JSON, in characters."""
 
 
-def check_template(template: str, key: str, judging: str) -> None:
+def check_template(template: str, key: str, judging: str, *, sees: bool = False) -> None:
     """Refuses a template that `render_template` could not fill.
 
     Args:
         key: its key in the run file, for the message.
+        sees: whether the GenRM is shown pictures.
 
     Raises:
         ConfigError: an unknown or missing field, a lone brace, or anything beside a bare field name.
     """
-    fields = ("prompt", *COMPLETIONS[judging], "ground_truth", "data_source")
+    fields = ("prompt", *COMPLETIONS[judging], "ground_truth", "data_source", *(("media",) if sees else ()))
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -142,6 +146,30 @@ def render_template(template: str, shown: Shown) -> list[tuple[str, bool]]:
         if name is not None:
             parts.append((getattr(shown, name), False))
     return [(text, is_own) for text, is_own in parts if text]
+
+
+def render_with_pictures(template: str, shown: Shown, num_pictures: int) -> list[tuple[str, bool] | None]:
+    """As `render_template`, with None for each picture: at `{media}`; else at the marks in the prompt, where
+    that is shown first; else before all. Marks in other text are text."""
+    fields = [name for _, name, _, _ in string.Formatter().parse(template)]
+    texts = shown.prompt.split(IMAGE_MARK)
+    where = "media" if "media" in fields else "prompt"
+    if where not in fields or (where == "prompt" and len(texts) != num_pictures + 1):
+        where = ""
+    parts: list[tuple[str, bool] | None] = [] if where else [None] * num_pictures
+    for text, name, _, _ in string.Formatter().parse(template):
+        parts.append((text, True))
+        if name == where == "media":
+            parts += [None] * num_pictures
+            where = "shown"
+        elif name == where == "prompt":
+            parts += [part for text in texts for part in ((text, False), None)][:-1]
+            where = "shown"
+        elif name == "prompt":
+            parts.append(("".join(texts), False))
+        elif name is not None:
+            parts.append((getattr(shown, name), False))
+    return [part for part in parts if part is None or part[0]]
 
 
 def numbered_completions(completions: Sequence[str]) -> str:

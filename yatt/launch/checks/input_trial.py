@@ -32,6 +32,7 @@ from yatt.launch.checks.judge_check import context_notes
 from yatt.media.fetch import MediaSources
 from yatt.models.folder import decoder_config, takes_pictures
 from yatt.models.model import read_config
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.records.episode import MediaRef
 from yatt.records.media import MediaItem
 
@@ -236,6 +237,12 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
         ConfigError: it cannot be used, or a question does not fit into the GenRM's context.
     """
     folder = genrm.model
+    if genrm.sees != "none":
+        if not takes_pictures(folder) or genrm.engine == "transformers":
+            raise ConfigError(
+                f"{key}.sees: {folder} takes no pictures, or not with engine {genrm.engine}; remove it."
+            )
+        picture_tokens(folder, config.media.min_pixels, config.media.max_pixels)
     tokenizer = _tokenizer(config, folder)
     if genrm.chat and not tokenizer.has_chat_template:
         raise ConfigError(
@@ -244,7 +251,7 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
         )
     if genrm.template:
         try:
-            check_template(genrm.template, key, genrm.judging)
+            check_template(genrm.template, key, genrm.judging, sees=genrm.sees != "none")
         except ConfigError:
             return []  # told by another check
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"

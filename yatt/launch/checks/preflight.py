@@ -202,7 +202,8 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
         else:
             yield partial(check_api, genrm, f"{key}.api")
         if genrm.template:
-            yield partial(check_template, genrm.template, f"{key}.template", genrm.judging)
+            sees = genrm.sees != "none"
+            yield partial(check_template, genrm.template, f"{key}.template", genrm.judging, sees=sees)
             yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging)
             yield partial(check_structured, genrm, key)
         else:

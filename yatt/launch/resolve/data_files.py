@@ -201,8 +201,8 @@ def _with_references(made: _Made, config: RunConfig, source: str, key: str) -> l
 
 
 def made_references(making: MediaMaking, source: str, folder: Path, key: str, limit_s: float) -> str:
-    """Returns a file in a folder whose rows have references in place of the pictures of the source. Makes it, if
-    it is not there.
+    """Returns a file in a folder whose rows have references in place of the pictures of the source. Makes it,
+    unless it is there.
 
     Raises:
         ConfigError: it cannot be made; names the first places.

@@ -1,7 +1,7 @@
 """The tower of a model that takes pictures, which is transformers' own module, and the features of pictures.
 
-Each picture passes the tower alone: what else is in a batch changes no bit of its features. Suffixes: P
-patches of a picture, N tokens, H hidden size of the decoder.
+A tower that is not trained gets each picture alone, so that no other one changes a bit of its features; one
+that is trained gets those of a micro-batch together. Suffixes: P patches, N tokens, H hidden size.
 """
 
 import math
@@ -16,6 +16,7 @@ from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
 from yatt.models.pictures.tower import CONNECTORS
 from yatt.models.shape import Shape
+from yatt.records.media import Grid
 from yatt.trainer.attention.media_batch import Picture
 
 
@@ -77,7 +78,7 @@ class PictureFeatures:
             self._kept[picture] = [patches]
             return
         with torch.no_grad():
-            self._kept[picture] = [each.cpu() for each in self._computed(patches, prepared.grid)]
+            self._kept[picture] = [each.cpu() for each in self._computed(patches, [prepared.grid])]
 
     def share(self, pictures: Sequence[Picture], group: dist.ProcessGroup) -> None:
         """Broadcasts what is kept of pictures from the first rank of a group to the others. Collective.
@@ -102,8 +103,11 @@ class PictureFeatures:
         """
         if missing := next((each for each in pictures if each not in self._kept), None):
             raise WorkerFailed(f"the picture {missing.sha256} was not added before a pass that needs it")
-        each = (self._features(picture) for picture in pictures)
-        return [torch.cat(parts).to(self._device) for parts in zip(*each, strict=True)]
+        kept = [self._kept[picture] for picture in pictures]
+        if self._trained:
+            patches = torch.cat([own for (own,) in kept])
+            return self._computed(patches, [picture.grid for picture in pictures])
+        return [torch.cat(parts).to(self._device) for parts in zip(*kept, strict=True)]
 
     def untouched(self) -> Tensor | None:
         """Returns 0 as a function of all trained parameters, for a micro-batch without pictures, because
@@ -112,7 +116,7 @@ class PictureFeatures:
             return None
         return torch.stack([parameter.flatten()[0] * 0 for parameter in self._trained]).sum()
 
-    def _blank(self, grid: tuple[int, int, int]) -> Tensor:
+    def _blank(self, grid: Grid) -> Tensor:
         """What is kept of a picture of this size, as one tensor without values."""
         vision, patches = self._vision, math.prod(grid)
         if self._trained:
@@ -121,13 +125,9 @@ class PictureFeatures:
         size = 1 + len(vision.levels), patches // vision.merge_size**2, self._width
         return torch.empty(size, dtype=next(self._tower.parameters()).dtype, device=self._device)
 
-    def _features(self, picture: Picture) -> list[Tensor]:
-        kept = self._kept[picture]
-        return self._computed(kept[0], picture.grid) if self._trained else kept
-
-    def _computed(self, patches: Tensor, grid: tuple[int, int, int]) -> list[Tensor]:
+    def _computed(self, patches: Tensor, grids: list[Grid]) -> list[Tensor]:
         pixels = normalised_pixels(patches.to(self._device), self._scale)
-        return tower_features(self._tower, pixels.to(next(self._tower.parameters()).dtype), grid)
+        return tower_features(self._tower, pixels.to(next(self._tower.parameters()).dtype), grids)
 
 
 def normalised_pixels(patches: Tensor, scale: PixelScale) -> Tensor:
@@ -139,11 +139,11 @@ def normalised_pixels(patches: Tensor, scale: PixelScale) -> Tensor:
     return ((colours * scale.factor - mean) / deviation).flatten(1)
 
 
-def tower_features(tower: nn.Module, pixels: Tensor, grid: tuple[int, int, int]) -> list[Tensor]:
-    """Returns one picture's features [N, H], then those of each level (DeepStack).
+def tower_features(tower: nn.Module, pixels: Tensor, grids: list[Grid]) -> list[Tensor]:
+    """Returns the features [N, H] of pictures, then those of each level (DeepStack).
 
     Args:
-        pixels: [P, 3 * frames * side * side], in the processor's order.
+        pixels: [P, 3 * frames * side * side], one picture after the other, in the processor's order.
     """
-    found = tower(pixels, grid_thw=torch.tensor([grid], device=pixels.device))
+    found = tower(pixels, grid_thw=torch.tensor(grids, device=pixels.device))
     return [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]

@@ -26,7 +26,7 @@ from yatt.config.schema import RunConfig
 from yatt.control.gpus.processes.worker_environment import WorkerEnvironment
 from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
-from yatt.core.gpus.placement import TRAINER
+from yatt.core.gpus.placement import TRAINER, genrm_of_role
 from yatt.engine.environment import choose_engine
 from yatt.errors import ConfigError
 from yatt.obs.story.events import EventLog
@@ -78,7 +78,7 @@ def nursery_kind(worker: Worker, config: RunConfig) -> Kind | None:
     if worker.role == TRAINER:
         name = "scripted" if config.model.trainer == "scripted" else "trainer"
     elif worker.is_engine:
-        genrm = worker.role.partition(":")[2]
+        genrm = genrm_of_role(worker.role)
         wanted = next((each.engine for each in config.genrms if each.name == genrm), config.rollout.engine)
         try:
             name = choose_engine(wanted, "engine")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from yatt.adapters.processes.process import Child
 from yatt.control.node import Node
-from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab, genrm_of_role
 
 REWARD = "reward"
 UPLOADER = "uploader"
@@ -113,11 +113,11 @@ def _engine_roles(node: Node, slab: Slab) -> list[str]:
 
 def _engines(node: Node, role: str, slab: Slab, common: tuple[str, ...]) -> Iterator[Worker]:
     """Yields the processes of the role's engines on a slab."""
-    genrm, gpus = role.partition(":")[2], node.placement.engines_on(slab, role)
+    genrm, gpus = genrm_of_role(role), node.placement.engines_on(slab, role)
     pictures = ("--media", str(node.media_folder)) if _has_media(node) else ()
     kind, argv = "rollout", ("yatt.rollout", *common, *pictures)
     if role != ROLLOUT:
-        kind, argv = f"genrm-{genrm}", ("yatt.genrm", *common, "--genrm", genrm)
+        kind, argv = f"genrm-{genrm}", ("yatt.genrm", *common, *pictures, "--genrm", genrm)
     nodes = node.placement.nodes_of(slab, role)
     if len(nodes) > 1:
         yield from _ranks(node, Worker(f"{kind}-{slab.name}", role, slab, argv, ()), kind, nodes)

@@ -15,7 +15,8 @@ from functools import partial
 
 from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.dataset import truth_text
-from yatt.adapters.inputs.text_parts import TextPart
+from yatt.adapters.inputs.encoded_prompt import encode_question
+from yatt.adapters.inputs.text_parts import PICTURE, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.net.judge_api import JudgeApi
 from yatt.adapters.processes.thread_call import call_in_thread
@@ -27,14 +28,26 @@ from yatt.core.gpus.placement import genrm_role
 from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
 from yatt.core.samples.prompts import sample_seed
 from yatt.core.samples.reasons import CUT, NO_VERDICT, REASONING
-from yatt.core.samples.verdict import Shown, numbered_completions, render_template, structure_of
+from yatt.core.samples.verdict import (
+    Shown,
+    numbered_completions,
+    render_template,
+    render_with_pictures,
+    structure_of,
+)
 from yatt.errors import WorkerFailed
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
+from yatt.records.episode import MediaRef
 from yatt.records.judged import REFUSED, Said
 from yatt.records.message import pack_ids, unpack_ids
 
 Complete = Callable[[str, m.SampleRequest], Awaitable[m.Completed]]
 Abort = Callable[[str, tuple[str, ...]], Awaitable[None]]
+Parts = Sequence[TextPart | None]
+"""A question's text, with `PICTURE` where a picture stands."""
+
+Encoded = tuple[list[int], tuple[m.PlacedMedia, ...]]
 CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
 
 
@@ -105,6 +118,12 @@ class Judge:
             g.name: JudgeApi(g, num_nodes, partial(say, g.name)) for g in config.genrms if not g.has_engine
         }
         self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
+        limits = config.media.min_pixels, config.media.max_pixels
+        self._pictures = {
+            g.name: opened(partial(picture_tokens, g.model, *limits))
+            for g in config.genrms
+            if g.sees != "none"
+        }
         self._requests = itertools.count(1)
         self._turn = asyncio.Lock()
         self._open: dict[str, str] = {}  # role of each question of the templates that is not answered, by id
@@ -122,9 +141,13 @@ class Judge:
             await self._abort(role, tuple(key for key, its_role in cut.items() if its_role == role))
 
     async def ask(
-        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart], request_id: str = ""
-    ) -> Said:
+        self, genrm: GenRMSection, ask: m.Ask, parts: Parts, request_id: str = "",
+        pictures: Sequence[MediaRef] = (),
+    ) -> Said:  # fmt: skip
         """Has a GenRM complete a text.
+
+        Args:
+            pictures: those that stand in the text.
 
         Raises:
             WorkerFailed | DeadlineExceeded: it did not, after the retries.
@@ -132,8 +155,13 @@ class Judge:
         """
         structure = "" if genrm.path else self._structures[genrm.name]
         if genrm.name in self._services:
-            return await self._services[genrm.name].complete("".join(p.text for p in parts), ask, structure)
-        prompt_ids = await self._encoded(genrm, list(parts))
+            text = "".join(part.text for part in parts if part is not None)
+            return await self._services[genrm.name].complete(text, ask, structure)
+        try:
+            prompt_ids, media = await self._encoded(genrm, parts, pictures)
+        except ValueError as error:
+            why = f"the pictures of the question to GenRM '{genrm.name}' cannot be shown: {error}"
+            return Said(text="", finish_reason=REFUSED, error=why)
         if not prompt_ids:
             why = f"the question to GenRM '{genrm.name}' has no tokens; write words into its template"
             return Said(text="", finish_reason=REFUSED, error=why)
@@ -141,11 +169,13 @@ class Judge:
             request_id=request_id or self._new_id(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
-            stop=genrm.stop, structure=structure,
+            stop=genrm.stop, structure=structure, media=media,
         )  # fmt: skip
         if request_id in self._cut:
             raise Interrupted
         completed = await self._complete(genrm_role(genrm.name), sample)
+        if completed.finish_reason == m.MEDIA_FAULT:
+            return Said(text="", finish_reason=REFUSED, error=completed.error)
         text = self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
         return Said(text=text, finish_reason=completed.finish_reason, error=completed.error)
 
@@ -166,7 +196,9 @@ class Judge:
 
     async def _vote(self, genrm: GenRMSection, question: Question, vote: int) -> m.Scored | None:
         subject = question.subject
-        parts = [TextPart(text, is_own) for text, is_own in render_template(genrm.template, question.shown)]
+        pictures = tuple(each.ref for each in subject.group.media) if genrm.sees != "none" else ()
+        rendered = render_with_pictures(genrm.template, question.shown, len(pictures))
+        parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
         for retry in range(genrm.retries + 1):
             attempt = vote * (genrm.retries + 1) + retry
             ask = m.Ask(
@@ -175,7 +207,7 @@ class Judge:
                 temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
             )  # fmt: skip
             subject.counters[f"genrm/{genrm.name}/asked"] += 1
-            said = await self._ask_until_interrupted(genrm, ask, parts)
+            said = await self._ask_until_interrupted(genrm, ask, parts, pictures)
             if said.finish_reason == ABORTED:
                 raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
             if said.finish_reason == REFUSED:
@@ -189,14 +221,14 @@ class Judge:
         return None
 
     async def _ask_until_interrupted(
-        self, genrm: GenRMSection, ask: m.Ask, parts: Sequence[TextPart]
+        self, genrm: GenRMSection, ask: m.Ask, parts: Parts, pictures: Sequence[MediaRef]
     ) -> Said:
         if not genrm.has_engine:
             return await self.ask(genrm, ask, parts)
         key = self._new_id(genrm)
         self._open[key] = genrm_role(genrm.name)
         try:
-            said = await self.ask(genrm, ask, parts, key)
+            said = await self.ask(genrm, ask, parts, key, pictures)
             if key in self._cut and said.finish_reason == ABORTED:
                 raise Interrupted
             return said
@@ -226,20 +258,24 @@ class Judge:
         counters[f"genrm/{genrm.name}/unparsable"] += 1
         return None
 
-    async def _encoded(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+    async def _encoded(self, genrm: GenRMSection, parts: Parts, pictures: Sequence[MediaRef]) -> Encoded:
         """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""
         async with self._turn:
-            if sum(len(part.text) for part in parts) > LONG:
-                ids: list[int] = await call_in_thread(partial(self._prompt_ids, genrm, parts))
-                return ids
+            if sum(len(part.text) for part in parts if part is not None) > LONG:
+                found: Encoded = await call_in_thread(partial(self._prompt_ids, genrm, parts, pictures))
+                return found
             await asyncio.sleep(0)
-            return self._prompt_ids(genrm, parts)
+            return self._prompt_ids(genrm, parts, pictures)
 
-    def _prompt_ids(self, genrm: GenRMSection, parts: list[TextPart]) -> list[int]:
+    def _prompt_ids(self, genrm: GenRMSection, parts: Parts, pictures: Sequence[MediaRef]) -> Encoded:
         tokenizer = self._tokenizers[genrm.name]
+        if pictures:
+            tokens = self._pictures[genrm.name]
+            return encode_question(parts, pictures, tokens, tokenizer, is_chat=genrm.chat)
+        texts = [part for part in parts if part is not None]
         if not genrm.chat:
-            return tokenizer.encode_parts(parts, adds_special=True)
-        return tokenizer.encode_chat([{"role": "user", "content": parts}])
+            return tokenizer.encode_parts(texts, adds_special=True), ()
+        return tokenizer.encode_chat([{"role": "user", "content": texts}]), ()
 
 
 def _note(genrm: str, question: Question, said: Said, tries: int, verdict: m.Scored | None) -> None:
