@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup slurm newer-slurm older-vllm demo slurm-demo test long soak quick check lint type layers bench docs
+.PHONY: setup slurm newer-slurm older-vllm demo vision-demo slurm-demo test long soak quick check lint type layers bench docs
 setup:
 	@$(PYTHON) tools/setup_env.py
 
@@ -25,6 +25,10 @@ older-vllm: setup
 
 demo: setup
 	@$(BIN)/python tools/demo.py
+
+# The same with pictures: a policy and a GenRM that see.
+vision-demo: setup
+	@$(BIN)/python tools/vision_demo.py
 
 slurm-demo: setup slurm
 	@$(BIN)/python tools/slurm_demo.py

@@ -36,6 +36,8 @@ def main() -> None:
         write_rows(folder / f"policy_sft{name}.jsonl", [asked(*row, completion=f"{row[1]}.") for row in some])
         judged = [each for number, row in enumerate(some) for each in verdicts_about(*row, number)]
         write_rows(folder / f"judge_sft{name}.jsonl", judged)
+    Image.new("RGB", (SIDE, SIDE)).save(folder / "pictures" / "black.png")
+    write_rows(folder / "val_blind.jsonl", [asked("black.png", count) for _, count in held_out])
     for seed, name in enumerate(("policy", "judge")):
         make_model(folder / f"new_{name}", seed)
     (folder / "done").touch()
@@ -61,11 +63,14 @@ def asked(name: str, count: int, **more: str) -> dict[str, Any]:
 
 
 def verdicts_about(name: str, count: int, number: int) -> list[dict[str, Any]]:
-    """Rows about the right answer and a wrong one, as the GenRM is asked: it counts, then says its verdict."""
-    wrong = random.Random(f"wrong/{number}").choice([n for n in range(1, MOST + 1) if n != count])
+    """Rows about the right answer, a wrong number and any other text, as the GenRM is asked; it counts before
+    its verdict. A policy finds each text that a judge has not seen and takes for right."""
+    draw = random.Random(f"wrong/{number}")
+    wrong = draw.choice([n for n in range(1, MOST + 1) if n != count])
+    other = "".join(draw.choices(CHARACTERS[:-1], k=draw.randrange(3)))
     return [
-        {"prompt": f"<image>{said}?", "images": [name], "completion": f"{count}{'NY'[said == count]}."}
-        for said in (count, wrong)
+        {"prompt": f"<image>{said}?", "images": [name], "completion": f"{count}{'NY'[said == str(count)]}."}
+        for said in (str(count), str(wrong), other)
     ]
 
 

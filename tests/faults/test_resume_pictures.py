@@ -6,6 +6,7 @@ Completions depend on every patch of the prepared pictures, and the scripted tra
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -23,12 +24,16 @@ from tests.runs import RunFile, living, rows, yatt
 from tests.tiny_vision import make_vision_model
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+SEEING_KILLS = 3
 
 
-def with_pictures(folder: Path) -> RunFile:
-    """Each prompt has one or two pictures, some of them several prompts' own; room for a few at a time."""
+def with_pictures(folder: Path, **more: dict[str, Any]) -> RunFile:
+    """Each prompt has one or two pictures, some of them several prompts' own; room for a few at a time.
+
+    Args:
+        more: sections in place of those of a scripted run.
+    """
     make_vision_model(folder / "policy", "qwen3_vl")
-    (folder / "policy" / "scripted.json").write_text("{}")
     pictures = folder / "pictures"
     pictures.mkdir()
     for number in range(24):
@@ -41,26 +46,49 @@ def with_pictures(folder: Path) -> RunFile:
         row = {"prompt": "<image>" * len(names) + f"{number} is", "images": names}
         lines.append(json.dumps(row | {"extra_info": {"index": number}, "data_source": "sum"}) + "\n")
     (folder / "train.jsonl").write_text("".join(lines))
-    (folder / "environment.py").write_text(ENVIRONMENT)
     return RunFile(
         folder,
         {
-            "trainer": {"total_iterations": ITERATIONS},
             "run": {"max_attempts_without_progress": 50},
             "data": {"media_root": str(pictures), "max_prompt_tokens": 64},
-            "model": {"trainer": "scripted"},
             "media": {"cache_bytes": 100_000},
-            "environment": {"path": str(folder / "environment.py"), "max_turns": 3},
-            "rollout": {"max_response_tokens": 48},
+            **more,
         },
     )
 
 
+def scripted_run(folder: Path) -> RunFile:
+    """With an environment, scripted engines and a scripted trainer."""
+    run = with_pictures(
+        folder, trainer={"total_iterations": ITERATIONS}, model={"trainer": "scripted"},
+        environment={"path": str(folder / "environment.py"), "max_turns": 3},
+        rollout={"max_response_tokens": 48},
+    )  # fmt: skip
+    (folder / "policy" / "scripted.json").write_text("{}")
+    (folder / "environment.py").write_text(ENVIRONMENT)
+    return run
+
+
+def seeing_run(folder: Path) -> RunFile:
+    """With vLLM and megatron-core, a trained tower on two ranks, and a judge of another family that sees."""
+    engine = {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True, "max_num_seqs": 32}
+    judge = {
+        "name": "judge", "model": make_vision_model(folder / "judge", "qwen2_5_vl", seed=1), "sees": "prompt",
+        "dtype": "float32", "template": "{prompt}{completion}", "max_tokens": 6, "temperature": 1.0,
+        "verdict": {"pattern": "([a-m])", "scores": {"a": 1.0, "b": 0.5}}, "on_unparsable": "score", **engine,
+    }  # fmt: skip
+    return with_pictures(
+        folder, trainer={"total_iterations": 3 * SEEING_KILLS, "tensor_model_parallel_size": 2},
+        model={"dtype": "float32"}, vision={"train": "all"}, rollout={**engine, "max_response_tokens": 6},
+        genrms=[judge], placement={"mode": "partial", "genrm_gpu_sets": 1}, sync={"probe_prompts": 2},
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFile, RunFile, list[str]]:
-    calm = with_pictures(tmp_path_factory.mktemp("calm"))
+    calm = scripted_run(tmp_path_factory.mktemp("calm"))
     assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
-    disturbed = with_pictures(tmp_path_factory.mktemp("disturbed"))
+    disturbed = scripted_run(tmp_path_factory.mktemp("disturbed"))
     victims = (*VICTIMS, *["yatt.media"] * 5)
     hits = finish_under_fire(disturbed, NUM_KILLS, seed=2, settle_s=(0.1, 3.0), victims=victims)
     return calm, disturbed, hits
@@ -88,3 +116,17 @@ def test_no_picture_and_no_process_is_left_behind(twins: tuple[RunFile, RunFile,
     _, disturbed, _ = twins
     assert living(disturbed.run_dir) == {}
     assert disturbed.leftovers() == []
+
+
+@pytest.mark.slow
+def test_real_engines_and_a_trained_tower_that_are_killed_change_nothing(tmp_path: Path) -> None:
+    """A whole run: states of vLLM's encoder, of a tower over ranks, and a judge that sees, in one policy."""
+    calm, disturbed = (seeing_run(tmp_path / name) for name in ("calm", "disturbed"))
+    assert (done := yatt("run", str(calm.write()))).returncode == 0, done.stdout + done.stderr
+    victims = (*VICTIMS, *["yatt.media"] * 5)
+    hits = finish_under_fire(disturbed, SEEING_KILLS, seed=5, settle_s=(3.0, 6.5), victims=victims)
+    assert len(hits) >= SEEING_KILLS, f"only {hits}"
+    assert metrics(disturbed) == metrics(calm)
+    assert final_state(disturbed) == final_state(calm)
+    assert all(row["rollout/media_faults"] == 0 for row in metrics(calm))
+    assert max(row["training/rollout_probs_diff_max"] for row in metrics(calm)) < 1e-5

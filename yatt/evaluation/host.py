@@ -36,7 +36,7 @@ from yatt.control.components import Components, build_components
 from yatt.control.controller import Controller
 from yatt.control.gpus.processes import scratch
 from yatt.control.gpus.processes.nurseries import NURSERY
-from yatt.control.gpus.processes.worker_plan import REWARD
+from yatt.control.gpus.processes.worker_plan import MEDIA, REWARD
 from yatt.control.membership.failure_reports import FailureReports
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
@@ -246,7 +246,7 @@ class Host:
     async def _started(
         self, controller: Controller, work: Callable[[Served], Awaitable[T]], served: Served
     ) -> T:
-        workers = [w for w in self._parts.supervisor.workers.values() if w.role == REWARD]
+        workers = [w for w in self._parts.supervisor.workers.values() if w.role in (REWARD, MEDIA)]
         await asyncio.gather(*map(controller.first_start, workers))
         return await work(served)
 

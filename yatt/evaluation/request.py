@@ -181,7 +181,11 @@ def _without_training(config: RunConfig, options: EvalOptions) -> RunConfig:
             dir=NOWHERE, deterministic=config.run.deterministic,
             seed=config.run.seed if options.seed is None else options.seed,
         ),
-        data=replace(config.data, train_files=files, val_files=files, weights={}),
+        data=replace(
+            config.data, train_files=files, val_files=files, weights={},
+            media_store="" if options.data else config.data.media_store,  # other files get one of their own
+        ),
+        media=config.media,
         model=config.model, rollout=replace(config.rollout, ahead=0, oversample=1.0),
         rewards=config.rewards, genrms=config.genrms, environment=config.environment, lease=config.lease,
         algorithm=AlgorithmSection(adv_estimator="reinforce_plus_plus"),
