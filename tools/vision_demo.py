@@ -61,7 +61,7 @@ def accuracy_of_blind() -> float:
     done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    return float(json.loads(done.stdout)["scores"]["rule"]["mean"])
+    return float(json.loads(done.stdout)["overall"]["rewards"]["rule"]["mean"])
 
 
 if __name__ == "__main__":

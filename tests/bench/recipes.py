@@ -26,6 +26,7 @@ PAGE = ROOT / "docs" / "recipes.md"
 
 VERL = "verl, docs/algo/baseline.md"
 QWEN25, QWEN3 = "qwenlm.github.io/blog/qwen2.5-llm", "arXiv 2505.09388"
+QWEN25_VL = "arXiv 2502.13923"
 NEMO = "NeMo-RL v0.6, docs/about/performance-summary.md"
 DEEPSEEK = "arXiv 2412.19437"
 EXPECTED = {
@@ -35,6 +36,7 @@ EXPECTED = {
         ("GSM8K after ReMax", "97", VERL),
     ),
     "qwen2.5-7b-genrm": (("GSM8K, MATH before training", "91.6, 75.5", QWEN25),),
+    "qwen2.5-vl-7b-geo3k": (("MathVista before training", "68.2", QWEN25_VL),),
     "qwen3-8b-rule": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-8b-genrm": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-30b-a3b": (

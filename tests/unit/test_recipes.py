@@ -86,7 +86,7 @@ def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypat
 def test_the_models_have_the_sizes_of_their_names() -> None:
     names = {
         "Qwen2.5-7B-Instruct": 7.62, "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
-        "DeepSeek-V3": 671.0,
+        "DeepSeek-V3": 671.0, "Qwen2.5-VL-7B-Instruct": 8.29,
     }  # fmt: skip
     assert set(names) == {folder.name for folder in (FOLDER / "models").iterdir() if folder.is_dir()}
     for name, billions in names.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from yatt.control.rollouts.episodes import Sampling, validation_sampling
-from yatt.evaluation.host import Served, handlers_restored, node_of, run_hosted
+from yatt.evaluation.host import Served, folder_of_pictures, handlers_restored, node_of, run_hosted
 from yatt.evaluation.request import EvalSettings
 from yatt.evaluation.samples import EvaluatedSamples, Evaluator
 
@@ -42,7 +42,7 @@ def evaluated_samples(
         return await Evaluator(served, settings.names, settings.limit, reporter.progress).run()
 
     try:
-        with handlers_restored():  # the event loop leaves the default ones
+        with folder_of_pictures(node), handlers_restored():  # the event loop leaves the default ones
             return asyncio.run(run_hosted(node, work, sampling_of(settings), partial(reporter.say)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

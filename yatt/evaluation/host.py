@@ -99,13 +99,31 @@ def private_folder(config: RunConfig) -> Iterator[Path]:
         ConfigError: it cannot be made.
     """
     root = Path(config.launch.scratch_dir)
-    scratch.remove_folders_of_the_dead((root,))
+    scratch.remove_folders_of_the_dead((root, Path(config.launch.shm_dir)))
     folder = root / local_folder.new_name()
     local_folder.create(folder, {"run": "yatt eval", "host": os.uname().nodename})
     try:
         yield folder
     finally:
         scratch.remove_one(folder)
+
+
+@contextlib.contextmanager
+def folder_of_pictures(node: Node) -> Iterator[None]:
+    """Has a folder in `launch.shm_dir` for prepared pictures, if prompts have some.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if not node.config.data.media_store:
+        yield
+        return
+    local_folder.check_in_memory(Path(node.config.launch.shm_dir), "launch.shm_dir")
+    local_folder.create(node.weights_root, {"run": "yatt eval", "host": os.uname().nodename})
+    try:
+        yield
+    finally:
+        scratch.remove_one(node.weights_root)
 
 
 def node_of(config: RunConfig, folder: Path, device: str) -> Node:

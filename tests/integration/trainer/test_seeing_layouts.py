@@ -12,7 +12,7 @@ from tests.integration.trainer.pictured import (
     transformers_logprobs,
     with_pictures,
 )
-from tests.integration.trainer.program import samples
+from tests.integration.trainer.program import NUM_SAMPLES, samples
 from tests.integration.trainer.test_families import ALGORITHM, ONE_STEP, PAIR, not_equal
 from tests.integration.trainer.test_layouts import largest_difference
 from tests.tiny_vision import make_vision_model
@@ -44,7 +44,7 @@ class Scene:
     def learning(self, name):
         return self.job(name, name, [
             ["seen", 1], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2],
-            ["publish", "final"],
+            ["publish", "final"], ["export", "exported"],
         ])  # fmt: skip
 
     def gradient(self, name):
@@ -119,6 +119,23 @@ def wrong_lessons(scene):
             yield f"{name}: learned something else, {far:.1e}"
 
 
+def wrong_exports(scene, given):
+    """What a run leaves is a model of transformers with its processor, and has the run's log-probs."""
+    for name in ("one", "pp2"):
+        folder = scene.jobs[name].folder / "exported"
+        model, logprobs_of = transformers_logprobs(folder)
+        state = {key: tensor.clone() for key, tensor in load_file(next(folder.glob("*.safetensors"))).items()}
+        weights = scene.jobs[name].weights("final")
+        if differing := not_equal(state, weights):
+            yield f"{name}: exported other {differing[:3]}"
+        with torch.no_grad():
+            exported, start = (
+                logprobs_of(each, given.rollouts[NUM_SAMPLES - 1]) for each in (model, given.model)
+            )
+        if not 1e-5 < (exported - start).abs().max() < 1:
+            yield f"{name}: the exported model has log-probs of another one"
+
+
 def wrong_resumes(scene):
     for name, saved in MOVES.items():
         resumed, undisturbed = scene.jobs[f"{name}-from-{saved}"], scene.jobs[saved]
@@ -141,7 +158,7 @@ def test_a_family_that_sees_is_transformers_in_every_layout(tmp_path, kind, trai
     gradient = paper_gradient(scene.model, ALGORITHM, num_steps=1, given=given)
     names = names_in_files(scene)
     faults += wrong_gradients(scene, {names(name): tensor for name, tensor in gradient.items()})
-    assert [*faults, *wrong_lessons(scene), *wrong_resumes(scene)] == []
+    assert [*faults, *wrong_lessons(scene), *wrong_resumes(scene), *wrong_exports(scene, given)] == []
 
 
 TRAPS = {

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.runs import HANG_S
+from tests.unit.models.test_seeing import QWEN2_5_7B as QWEN2_5_VL_7B, QWEN3_8B as QWEN3_VL_8B
 from yatt.config.load import load_run_config
 from yatt.forecast.memory.fit import GIB, memory_faults, memory_plan
 from yatt.forecast.memory.parameters import chunk_buffers, table_of
 from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
 from yatt.forecast.memory.trainer import TrainerMemory, stage_buffers, trainer_demand
 from yatt.models.model import read_model
+from yatt.models.pictures.tower import trains_row
 from yatt.models.rows import OUTPUT
 
 ROOT = Path(__file__).parents[3]
@@ -91,6 +93,25 @@ def test_stages_have_every_parameter(pp, tied, tmp_path):
     cut = sum(_numel(row) for row in model.rows if "norm" not in row.name) + copied[0] * copied[1]
     assert (OUTPUT in row_of) is not tied
     assert found == cut // 2 + (total - cut)
+
+
+@pytest.mark.parametrize("config", [QWEN2_5_VL_7B, QWEN3_VL_8B])
+@pytest.mark.parametrize("train", ["none", "connector", "all"])
+def test_the_first_stage_has_the_tower_and_what_is_trained_of_it_has_a_state(config, train, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = [f"model.path={tmp_path}", "trainer.pipeline_model_parallel_size=4", f"vision.train={train}"]
+    without, plan = plan_of(*given[:2], "vision.train=none"), plan_of(*given)
+    tower = [row for row in read_model(str(tmp_path)).rows if row.is_tower]
+    trained = sum(_numel(row) for row in tower if trains_row(row, train))
+    assert (trained > 0) is (train != "none") and (trained == sum(map(_numel, tower))) is (train == "all")
+    first, plain = plan.trainer[0], without.trainer[0]
+    assert plain.weights > plan.trainer[1].weights + 2 * sum(map(_numel, tower))
+    assert first.weights == pytest.approx(plain.weights, rel=1e-5)
+    assert first.gradients - plain.gradients == pytest.approx(4 * trained, rel=1e-3, abs=1)
+    assert plan.trainer[1:] == without.trainer[1:]
+    referred = plan_of(*given, "algorithm.kl_in=loss", "algorithm.kl_coef=0.1").trainer[0].reference
+    policys = 0 if train != "none" else 2 * sum(map(_numel, tower))
+    assert referred == pytest.approx(first.weights - policys, rel=1e-5), "a frozen tower is the policy's"
 
 
 def _numel(row) -> int:

@@ -59,7 +59,7 @@ def nearest_layout(config: RunConfig, model: Model, room: int) -> NearLayout | N
     Args:
         room: bytes of a GPU for the trainer's peak.
     """
-    times, parameters = 1, table_of(model)
+    times, parameters = 1, table_of(model, config.vision.train)
     while times <= MOST_TIMES_NODES:
         wider = _with_nodes(config, times)
         for section in _candidates(wider, model):

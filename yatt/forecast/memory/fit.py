@@ -179,7 +179,9 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     Args:
         models: by role; a GenRM whose model is unknown is left out.
     """
-    stages = trainer_memory(trainer_demand(config, models[ROLLOUT].shape, table_of(models[ROLLOUT])))
+    policy = models[ROLLOUT]
+    table = table_of(policy, config.vision.train)
+    stages = trainer_memory(trainer_demand(config, policy.shape, table))
     sleeping = num_sleeping(config)
     engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
     return MemoryPlan(

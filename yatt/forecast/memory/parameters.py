@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.models.model import Model
+from yatt.models.pictures.tower import trains_row
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 
 BY_COLUMNS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
@@ -71,11 +72,14 @@ class ParameterTable:
 
     Args:
         first: the embedding. last: the last norm and the head. layers: those of each layer.
+        tower: what is trained of a tower. num_frozen: elements of what is not.
     """
 
     first: Kinds
     last: Kinds
     layers: tuple[Kinds, ...]
+    tower: Kinds
+    num_frozen: int = 0
 
     def chunk(self, layers: range, *, is_tied: bool) -> Counter[ParameterKind]:
         """The parameters of a model chunk with these layers. If embedding and head are tied, a last chunk
@@ -86,26 +90,38 @@ class ParameterTable:
             found.update(self.layers[index])
         if is_first or (is_last and is_tied):
             found.update(self.first)
+        if is_first:
+            found.update(self.tower)
         if is_last:
             found.update(self.last)
         return found
 
 
-def table_of(model: Model) -> ParameterTable:
-    """The table of a model."""
-    first, last = Counter[ParameterKind](), Counter[ParameterKind]()
+def table_of(model: Model, trained: str = "none") -> ParameterTable:
+    """The table of a model.
+
+    Args:
+        trained: `vision.train`.
+    """
+    first, last, tower = Counter[ParameterKind](), Counter[ParameterKind](), Counter[ParameterKind]()
+    num_frozen = 0
     layers = [Counter[ParameterKind]() for _ in model.shape.layers]
     for row in model.rows:
-        if row.is_fixed or row.is_tower:  # neither trained nor in the flat buffers
+        if row.is_fixed:  # neither trained nor in the flat buffers
             continue
-        if row.name == EMBEDDING:
+        if row.is_tower and not trains_row(row, trained):
+            num_frozen += row.num_rows * (row.width or 1)
+            continue
+        if row.is_tower:
+            place = tower
+        elif row.name == EMBEDDING:
             place = first
         elif row.name == OUTPUT or "final_layernorm" in row.name:
             place = last
         else:
             place = layers[int(row.name.split(".")[2])]
         place[parameter_kind(row)] += 1
-    return ParameterTable(first=first, last=last, layers=tuple(layers))
+    return ParameterTable(first=first, last=last, layers=tuple(layers), tower=tower, num_frozen=num_frozen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,15 +149,17 @@ def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
 
 def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
     item, sizes = demand.share.item_bytes, stage_buffers(demand, stage)
+    frozen = 0 if stage else demand.parameters.num_frozen * item
+    own_tower = frozen if demand.parameters.tower else 0  # a reference with another tower than the policy
     main = FLOAT if item < FLOAT else 0  # in float32 the main copies are the parameters
     step = {"cpu": 0, "torch": 2 * FLOAT * sizes.state, "te": 0}[demand.share.kernels]
     is_last = stage == demand.layout.pp - 1
     return TrainerMemory(
         stage=stage,
-        weights=sizes.numel * item,
+        weights=sizes.numel * item + frozen,
         gradients=sizes.numel * FLOAT,
         optimizer=sizes.state * (main + demand.num_moments * FLOAT),
-        reference=sizes.numel * item if demand.has_reference else 0,
+        reference=sizes.numel * item + own_tower if demand.has_reference else 0,
         activations=_activations(demand, stage),
         head=_head(demand) if is_last else 0,
         layer=_layer(demand, stage),

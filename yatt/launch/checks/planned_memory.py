@@ -28,7 +28,8 @@ def check_planned_memory(config: RunConfig, model: Model) -> None:
     """
     if config.launch.device == "cpu":
         return
-    kept = worst_stage(trainer_memory(trainer_demand(config, model.shape, table_of(model)))).kept
+    table = table_of(model, config.vision.train)
+    kept = worst_stage(trainer_memory(trainer_demand(config, model.shape, table))).kept
     if kept <= LARGEST_GPU_BYTES:
         return
     raise ConfigError(

@@ -27,6 +27,11 @@ _META = frozenset({
 _AXIAL = ({"rope_theta": 10000.0, "rope_type": "axial"}, {"rope_theta": 10000.0, "rope_type": "default"})
 
 
+def trains_row(row: WeightRow, part: str) -> bool:
+    """Whether a row of a tower is trained, by `vision.train`."""
+    return part == "all" or (part == "connector" and row.name.removeprefix(VISION).startswith(CONNECTORS))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerKind:
     """A kind of tower.

@@ -1,0 +1,80 @@
+"""Whole runs of tiny models that take pictures, with vLLM and megatron-core, on verl's files as they are."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from safetensors.torch import load_file
+
+from tests.packages import needs
+from tests.runs import rows, yatt
+from tests.tiny_vision import KINDS, make_vision_model
+
+pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_ROWS = 8
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert extra_info["index"] == int(ground_truth) and data_source == "hiyouga/geometry3k"
+    return len(solution_str) % 5 / 5
+"""
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((50 + 9 * number, 40), 90).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def geometry(path: Path) -> Path:
+    """As verl's preprocessing of geo3k writes it: bytes in the file, marks in the text."""
+    data = [
+        {
+            "data_source": "hiyouga/geometry3k", "ability": "math",
+            "prompt": [{"role": "user", "content": f"<image>Find x{number}."}],
+            "images": [{"bytes": png(number), "path": None}],
+            "reward_model": {"style": "rule", "ground_truth": str(number)},
+            "extra_info": {"split": "train", "index": number, "answer": str(number)},
+        }
+        for number in range(NUM_ROWS)
+    ]  # fmt: skip
+    parquet.write_table(pyarrow.Table.from_pylist(data), path, row_group_size=3)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) -> None:
+    """A whole run: each part has its own tests, and this is the first time that they meet."""
+    policy = Path(make_vision_model(tmp_path / "policy", kind))
+    file = geometry(tmp_path / "train.parquet")
+    (tmp_path / "reward.py").write_text(REWARD)
+    config = {
+        "run": {"dir": str(tmp_path / "run")}, "model": {"path": str(policy), "dtype": "float32"},
+        "data": {"train_files": [str(file)], "val_files": [str(file)], "max_prompt_tokens": 96},
+        "rewards": [{"name": "length", "path": str(tmp_path / "reward.py")}],
+        "rollout": {
+            "engine": "vllm", "n": 2, "max_response_tokens": 6, "kv_cache_bytes": 32 << 20,
+            "enforce_eager": True, "max_num_seqs": 16,
+        },
+        "trainer": {"total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 4},
+        "algorithm": {"kl_in": "loss", "kl_coef": 0.01}, "validation": {"reward": "length", "every": 2, "n": 1},
+        "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    checked = yatt("check", str(tmp_path / "run.json"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    done = yatt("run", str(tmp_path / "run.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["training/global_step"] for row in metrics][-1] == 2
+    assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
+    trained = load_file(next((tmp_path / "run" / "model").glob("*.safetensors")))
+    source = load_file(policy / "model.safetensors")
+    changed = {name for name, tensor in trained.items() if not tensor.equal(source[name])}
+    assert changed == {name for name in source if "visual" not in name}, "the tower is frozen"
+    evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
