@@ -18,7 +18,7 @@ SIDE, CELL, MOST = 64, 16, 6
 COLOURS = ((220, 40, 40), (40, 180, 60), (50, 80, 230), (230, 200, 40))
 CHARACTERS = "0123456789?YN+=."
 SPECIAL = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-NUM_TEACHING, NUM_TRAIN, NUM_VAL = 4000, 640, 256
+NUM_TEACHING, NUM_TRAIN, NUM_VAL = 2500, 640, 256
 
 
 def main() -> None:

@@ -60,7 +60,8 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
             "enforce_eager": True, "max_num_seqs": 16,
         },
         "trainer": {"total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 4},
-        "algorithm": {"kl_in": "loss", "kl_coef": 0.01}, "validation": {"reward": "length", "every": 2, "n": 1},
+        "algorithm": {"kl_in": "loss", "kl_coef": 0.01},
+        "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
     (tmp_path / "run.json").write_text(json.dumps(config))

@@ -9,6 +9,7 @@ Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B (model FLOPs utiliz
 attention to every token of a sequence; here, as in Megatron-LM's count, only the causal half.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -89,6 +90,23 @@ def training_flops(forward: ForwardFlops, sequences: Iterable[tuple[int, int]]) 
         sequences: of each, the number of tokens that enter the model, and of those whose logits are used.
     """
     return (1 + BACKWARD) * sum(forward.of_sequence(*sequence) for sequence in sequences)
+
+
+def picture_flops(shape: Shape, grid: tuple[int, int, int]) -> int:
+    """Counts the operations of a picture's way through the tower; attention within windows is left out.
+
+    Args:
+        shape: of a model that takes pictures.
+        grid: its patches in time, height and width.
+    """
+    vision, num_patches = shape.vision, math.prod(grid)
+    assert vision is not None, "a model that takes pictures"
+    hidden, merged = vision.hidden_size, vision.merged_size
+    matrices = 4 * hidden**2 + (3 if vision.is_gated else 2) * hidden * vision.mlp_size
+    patch = vision.depth * matrices + 3 * vision.frames * vision.patch_size**2 * hidden
+    token = (1 + len(vision.levels)) * merged * (merged + shape.hidden_size)
+    pairs = vision.num_whole * 2 * hidden * num_patches**2  # both products, not causal
+    return 2 * (patch * num_patches + pairs + token * (num_patches // vision.merge_size**2))
 
 
 def _swiglu(size: int, hidden_size: int) -> int:

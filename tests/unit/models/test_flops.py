@@ -1,5 +1,6 @@
 """The count of operations against torch's own count of what transformers computes, for every family."""
 
+import json
 import math
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.tiny_vision import KINDS, config_of
 from yatt.models.families import FAMILIES
-from yatt.models.flops import BACKWARD, forward_flops, training_flops
+from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_flops
 from yatt.models.model import model_of
 
 LENGTH, ROWS = 24, 9
@@ -86,3 +88,17 @@ def test_an_update_has_the_operations_that_torch_counts(kind: str) -> None:
     expected = training_flops(forward_flops(model_of(config).shape), [(LENGTH, ROWS)])
     expected += (1 + BACKWARD) * masked(config, LENGTH)
     assert total == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tower_has_the_operations_that_torch_counts(kind: str) -> None:
+    """Every block attends to the whole picture here, since windows are left out."""
+    config, grid = config_of(kind), (1, 8, 12)
+    if kind == "qwen2_5_vl":
+        config.vision_config.fullatt_block_indexes = [*range(config.vision_config.depth)]
+    tower = transformers.AutoModel.from_config(config.vision_config, attn_implementation="eager")
+    patch = 3 * config.vision_config.temporal_patch_size * config.vision_config.patch_size**2
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        tower(torch.zeros(math.prod(grid), patch), grid_thw=torch.tensor([grid]))
+    shape = model_of(json.loads(config.to_json_string())).shape
+    assert picture_flops(shape, grid) == counter.get_total_flops()

@@ -145,7 +145,11 @@ def _vision(found: object, kind: TowerKind, shape: Shape) -> Vision:
     sizes = {name: config_size({key: found.get(key)}, key) for key, name in _SIZES.items()}
     if sizes["hidden_size"] % sizes["num_heads"]:
         raise ConfigError("model.path: config.json: vision_config.num_heads does not divide its hidden_size.")
-    return Vision(**sizes, num_positions=_positions(found, kind), levels=_levels(found, kind, shape))
+    whole = found.get("fullatt_block_indexes")
+    return Vision(
+        **sizes, num_positions=_positions(found, kind), levels=_levels(found, kind, shape),
+        is_gated=kind is QWEN2_5, num_whole=len(whole) if isinstance(whole, list) else sizes["depth"],
+    )  # fmt: skip
 
 
 def _positions(found: Mapping[str, Any], kind: TowerKind) -> int:

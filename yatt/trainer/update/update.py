@@ -27,7 +27,7 @@ from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import AlgorithmSection
 from yatt.core.figures.efficiency import peak_flops_per_s
-from yatt.models.flops import forward_flops, training_flops
+from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_flops
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.records.usage import RankUsage
 from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
@@ -72,6 +72,24 @@ def update_usage(config: RunConfig, policy: Policy, facts: Sequence[SampleFact])
         max_allocated_bytes=torch.cuda.max_memory_allocated(policy.device),
         max_reserved_bytes=torch.cuda.max_memory_reserved(policy.device),
     )
+
+
+def _picture_flops(learner: "Learner", rollouts: dict[int, Rollout]) -> int:
+    """Operations of the whole batch's pictures in the tower, each once for a model copy. Collective."""
+    flops = sum(picture_flops(learner.policy.shape, each.grid) for each in _pictures_of(rollouts))
+    if learner.config.vision.train != "none":
+        flops *= (1 + BACKWARD) * learner.config.trainer.ppo_epochs
+    total = torch.tensor([flops], dtype=torch.int64, device=learner.policy.device)
+    dist.all_reduce(total, group=mpu.get_data_parallel_group())
+    return int(total)
+
+
+def _pictures_of(rollouts: dict[int, Rollout]) -> tuple[Picture, ...]:
+    """The pictures of samples, each once, in one order on every rank."""
+    return tuple(dict.fromkeys(
+        Picture(each.ref.sha256, each.grid)
+        for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
+    ))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -157,6 +175,8 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
         learner.kl.adapt(section, kl, len(order.facts))
     usage = update_usage(learner.config, learner.policy, order.facts)
+    if learner.policy.shape.vision is not None:
+        usage = msgspec.structs.replace(usage, flops=usage.flops + _picture_flops(learner, rollouts))
     return Trained(
         metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage,
         advantages=sample_advantages(order.facts, advantages_F),
@@ -205,12 +225,8 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
 
 def _share_pictures(features: PictureFeatures, iteration: int, rollouts: dict[int, Rollout]) -> None:
     """Gives every rank of this model copy's first stage what is kept of the pictures of these rollouts."""
-    pictures = dict.fromkeys(
-        Picture(each.ref.sha256, each.grid)
-        for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
-    )  # fmt: skip
     features.begin_iteration(iteration)
-    features.share(tuple(pictures), mpu.get_tensor_and_context_parallel_group())
+    features.share(_pictures_of(rollouts), mpu.get_tensor_and_context_parallel_group())
 
 
 def sequence_cut(learner: Learner) -> SequenceLayout:
