@@ -180,14 +180,14 @@ class _Converter:
         return out
 
     def _key(self, node: yaml.Node) -> str | None:
-        """Returns the key's text, or None after reporting a mistake."""
+        """Returns the key's text as it is written (YAML reads YES and NO as true and false), or None after
+        reporting a mistake."""
         if node.tag == "tag:yaml.org,2002:merge":
             says = "merge keys (<<) are not supported; write all keys, or use an overlay file."
         elif not isinstance(node, yaml.ScalarNode):
             says = "a key must be a word, not a list or a section."
         else:
-            value = self._scalar(node)
-            return None if value is UNREADABLE else str(value)
+            return None if self._scalar(node) is UNREADABLE else str(node.value)
         self.faults.append(f"{self._place(node)}: {says}")
         return None
 

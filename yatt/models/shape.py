@@ -151,7 +151,6 @@ class Vision:
     depth: int
     hidden_size: int
     mlp_size: int
-    num_heads: int
     patch_size: int
     frames: int
     merge_size: int

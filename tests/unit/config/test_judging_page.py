@@ -2,10 +2,8 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.runs import ROOT, RunFile
 from yatt.adapters.net.judge_api import check_api
@@ -13,23 +11,25 @@ from yatt.config.load import load_run_config
 from yatt.core.samples.verdict import check_template, check_verdict, parse_ranking, parse_verdict
 
 TEXT = (ROOT / "docs" / "judging.md").read_text()
-BLOCKS = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.S | re.M)]
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.S | re.M)
 SAID = [
+    "NO, it is another one. No: YES",
     "so [[A]] or [[B]]? [[B]]",
     "I like [2].\nRanking: [2] > [3] > [1]",
     '{"reason": "x", "score": 7}',
     "hm, score: 8",
 ]
-MEANS = [0.0, (1, 2, 0), 7.0, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 7.0, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_is_accepted_and_reads_what_a_judge_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    settings: dict[str, Any] = {**BLOCKS[number], "run": {"deterministic": False}}
-    (genrm,) = load_run_config([RunFile(tmp_path, settings).write()], []).genrms
-    check_template(genrm.template, "template", genrm.judging)
+    (tmp_path / "block.yaml").write_text(BLOCKS[number])
+    run = RunFile(tmp_path, {"run": {"deterministic": False}}).write()
+    (genrm,) = load_run_config([run, tmp_path / "block.yaml"], []).genrms
+    check_template(genrm.template, "template", genrm.judging, sees=genrm.sees != "none")
     check_verdict(genrm.verdict, "verdict")
     monkeypatch.setenv("JUDGE_API_KEY", "x")
     if not genrm.has_engine:

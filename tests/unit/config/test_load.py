@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.runs import RunFile
 from yatt.config.load import (
     config_hash,
     load_command,
     load_resolved,
     load_run_config,
+    parse_resolved,
     resolved_text,
     samples_hash,
 )
@@ -407,6 +409,21 @@ def test_an_empty_section_takes_back_what_was_written_before(tmp_path: Path) -> 
         load_run_config([run], ["data={}"])
     with pytest.raises(ConfigError, match=r"argument 'rewards=\{\}': rewards: a section is not a list"):
         load_run_config([run], ["rewards={}"])
+
+
+def test_names_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """YAML reads YES and NO as true and false, and 0x10 as a number."""
+    scores = "{YES: 1.0, NO: 0.0, on: 0.5, 0x10: 0.25, 7: 0.75}"
+    (tmp_path / "judge.yaml").write_text(
+        "genrms: [{name: j, model: m, template: '{completion}', verdict: "
+        f"{{pattern: '(.+)', scores: {scores}}}}}]"
+    )
+    config = load_run_config(
+        [RunFile(tmp_path, {"run": {"deterministic": False}}).write(), tmp_path / "judge.yaml"], []
+    )
+    expected = {"YES": 1.0, "NO": 0.0, "on": 0.5, "0x10": 0.25, "7": 0.75}
+    assert config.genrms[0].verdict.scores == expected
+    assert parse_resolved(resolved_text(config)).genrms[0].verdict.scores == expected
 
 
 @pytest.mark.parametrize("argument", ["rollout.n", "=3", "rollout..n=3"])

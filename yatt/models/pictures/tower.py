@@ -17,12 +17,13 @@ CONNECTORS = ("merger.", "deepstack_merger_list.")
 """Begin the names of what makes tokens of a tower's features, after `VISION`."""
 
 _SIZES = {
-    "depth": "depth", "hidden_size": "hidden_size", "intermediate_size": "mlp_size", "num_heads": "num_heads",
+    "depth": "depth", "hidden_size": "hidden_size", "intermediate_size": "mlp_size",
     "patch_size": "patch_size", "temporal_patch_size": "frames", "spatial_merge_size": "merge_size",
 }  # fmt: skip
 _META = frozenset({
-    "model_type", "initializer_range", "dtype", "torch_dtype", "transformers_version", "out_hidden_size",
-    "hidden_act", "in_channels", "in_chans", "spatial_patch_size", "rope_parameters", "architectures",
+    "model_type", "num_heads", "initializer_range", "dtype", "torch_dtype", "transformers_version",
+    "out_hidden_size", "hidden_act", "in_channels", "in_chans", "spatial_patch_size", "rope_parameters",
+    "architectures",
 })  # fmt: skip
 _AXIAL = ({"rope_theta": 10000.0, "rope_type": "axial"}, {"rope_theta": 10000.0, "rope_type": "default"})
 
@@ -143,7 +144,7 @@ def _vision(found: object, kind: TowerKind, shape: Shape) -> Vision:
                 f"model.path: config.json says vision_config.{key}={found[key]!r}; it needs {values[0]!r}."
             )
     sizes = {name: config_size({key: found.get(key)}, key) for key, name in _SIZES.items()}
-    if sizes["hidden_size"] % sizes["num_heads"]:
+    if sizes["hidden_size"] % config_size(found, "num_heads"):
         raise ConfigError("model.path: config.json: vision_config.num_heads does not divide its hidden_size.")
     whole = found.get("fullatt_block_indexes")
     return Vision(
