@@ -128,5 +128,5 @@ def test_real_engines_and_a_trained_tower_that_are_killed_change_nothing(tmp_pat
     assert len(hits) >= SEEING_KILLS, f"only {hits}"
     assert metrics(disturbed) == metrics(calm)
     assert final_state(disturbed) == final_state(calm)
-    assert all(row["rollout/media_faults"] == 0 for row in metrics(calm))
+    assert not any(row.get("rollout/media_faults", 0) for row in metrics(calm))
     assert max(row["training/rollout_probs_diff_max"] for row in metrics(calm)) < 1e-5

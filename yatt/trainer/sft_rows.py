@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from yatt.adapters.inputs.data_rows import data_row, raw_rows
+from yatt.adapters.inputs.data_rows import data_row, raw_rows, with_picture_marks
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer, eos_ids
 from yatt.config.schema import RunConfig
@@ -19,6 +19,9 @@ class Example(NamedTuple):
     completion: list[int]
     media: tuple[PlacedMedia, ...] = ()
 
+
+CHATS = ("prompt", "messages")
+"""Columns that may have chat messages."""
 
 MARK = "yatt-answer-of-the-assistant"
 FORMS = (
@@ -45,8 +48,10 @@ def read_examples(
     ends = eos_ids(folder)
     examples = []
     for raw, place in raw_rows(path):
+        if seeing is not None:
+            raw = {key: with_picture_marks(value) if key in CHATS else value for key, value in raw.items()}
         example = _example(raw, place, tokenizer, ends)
-        if seeing is not None and raw.get(seeing.data.image_key):
+        if seeing is not None and seeing.data.image_key in raw:
             asked = {**raw, seeing.data.prompt_key: _prompt_of(raw)}
             prompt = encode_prompt(data_row(asked, place, seeing.data), tokenizer, seeing)
             example = example._replace(prompt=prompt.ids, media=prompt.media)

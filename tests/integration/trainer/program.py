@@ -263,7 +263,7 @@ def run_trapped(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> No
 
 def restore(worker: Any, job: dict, notes: dict) -> None:
     """Restore the job's checkpoint, or note why it is refused."""
-    order = m.Restore(checkpoint=job["restore"])
+    order = m.Restore(checkpoint=job["restore"], weights_only=job.get("weights_only", False))
     if not job.get("is_refused"):
         assert worker.handle(order) == m.Restored()
         return

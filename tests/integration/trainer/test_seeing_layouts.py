@@ -161,6 +161,35 @@ def test_a_family_that_sees_is_transformers_in_every_layout(tmp_path, kind, trai
     assert [*faults, *wrong_lessons(scene), *wrong_resumes(scene), *wrong_exports(scene, given)] == []
 
 
+def test_a_tower_that_was_frozen_begins_one_that_is_trained(tmp_path):
+    """And one in another dtype: a checkpoint in bfloat16 has no main copies of what was not trained."""
+    model = make_vision_model(tmp_path / "model", "qwen3_vl")
+    common = {
+        "model": model, "pictures": prepare_pictures(tmp_path / "media", model), "algorithm": ALGORITHM,
+        "store": str(tmp_path / "store"),
+    }  # fmt: skip
+    again = {"restore": "manifests/00000001.000001.json", "weights_only": True, **common}
+    half, train = {"dtype": "bfloat16", **ONE_STEP}, {"train": "all"}
+    learned = [["publish", "begun"], ["train", 1], ["publish", "final"]]
+    saving = [["train", 1], ["save", 1], ["publish", "saved"]]
+    jobs = [
+        {"name": "frozen", "layout": half, "actions": saving, **common},
+        {"name": "trained", "layout": half, "vision": train, "actions": learned, **again},
+        {"name": "whole", "layout": ONE_STEP, "actions": learned, **again},
+        {"name": "state", "layout": half, "vision": train, "actions": [], **again, "weights_only": False}
+        | {"is_refused": True},
+    ]  # fmt: skip
+    done = run_world(tmp_path / "world", 1, jobs)
+    saved = done["frozen"].weights("saved")
+    for name in ("trained", "whole"):
+        begun, final = (done[name].weights(each) for each in ("begun", "final"))
+        tower = [key for key in saved if key.startswith(TOWER)]
+        assert not [key for key in tower if not torch.equal(begun[key], saved[key].to(begun[key].dtype))]
+        moved = [key for key in tower if not torch.equal(final[key], begun[key])]
+        assert bool(moved) is (name == "trained")
+    assert "no state of the optimizer for vision." in done["state"].notes[0]["fault"]
+
+
 TRAPS = {
     "features-by-token-id": ("qwen2_5_vl", "one", "none"),
     "one-axis": ("qwen2_5_vl", "one", "none"),

@@ -195,5 +195,7 @@ def test_marks_of_another_number_are_text():
 
 def test_the_place_of_pictures_is_a_field_of_those_who_see():
     check_template("{media} {completion}", "k", "pointwise", sees=True)
+    with pytest.raises(ConfigError, match=r"\{media\} stands there twice"):
+        check_template("{media} {media} {completion}", "k", "pointwise", sees=True)
     with pytest.raises(ConfigError, match=r"unknown field \{media\}"):
         check_template("{media} {completion}", "k", "pointwise")

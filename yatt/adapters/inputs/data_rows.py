@@ -140,7 +140,7 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         prompt = without_nulls(prompt)
     media = _media_in(raw, place, data)
     if data.media_store:
-        prompt = _with_marks(prompt)
+        prompt = with_picture_marks(prompt)
     if not (isinstance(prompt, str) or _is_chat(prompt)) or not prompt:
         what = "has no" if prompt in (None, "", []) else "has an unreadable"
         raise ConfigError(
@@ -200,7 +200,7 @@ def _media_in(raw: dict[str, Any], place: str, data: DataSection) -> tuple[Media
     return media_of(raw.get(data.image_key), place) if data.media_store else ()
 
 
-def _with_marks(prompt: Any) -> Any:
+def with_picture_marks(prompt: Any) -> Any:
     """Returns messages whose contents are text: parts become their text, and marks for pictures."""
     if not isinstance(prompt, list):
         return prompt

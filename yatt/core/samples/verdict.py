@@ -71,6 +71,8 @@ def check_template(template: str, key: str, judging: str, *, sees: bool = False)
                 f"{key}: unknown field {{{written}}}; known are {', '.join(f'{{{f}}}' for f in fields)}. "
                 "Write {{ and }} for braces that are text."
             )
+    if sum(name == "media" for _, name, _, _ in parts) > 1:
+        raise ConfigError(f"{key}: {{media}} stands there twice; pictures are shown once.")
     missing = [name for name in COMPLETIONS[judging] if name not in {part[1] for part in parts}]
     if missing:
         raise ConfigError(f"{key}: {{{missing[0]}}} is missing; {judging} judging shows it to the GenRM.")

@@ -150,7 +150,7 @@ def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
 def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
     item, sizes = demand.share.item_bytes, stage_buffers(demand, stage)
     frozen = 0 if stage else demand.parameters.num_frozen * item
-    own_tower = frozen if demand.parameters.tower else 0  # a reference with another tower than the policy
+    own_tower = frozen if demand.parameters.tower else 0  # the reference has a tower of its own
     main = FLOAT if item < FLOAT else 0  # in float32 the main copies are the parameters
     step = {"cpu": 0, "torch": 2 * FLOAT * sizes.state, "te": 0}[demand.share.kernels]
     is_last = stage == demand.layout.pp - 1

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from yatt.adapters.files.patience import is_passing
+from yatt.adapters.inputs.data_rows import has_column
 from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, read_data_rows
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts
@@ -29,10 +30,10 @@ from yatt.config.schema import GenRMSection, RunConfig
 from yatt.core.samples.verdict import Shown, check_template, render_template
 from yatt.errors import ConfigError
 from yatt.launch.checks.judge_check import context_notes
+from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
 from yatt.media.fetch import MediaSources
 from yatt.models.folder import decoder_config, takes_pictures
 from yatt.models.model import read_config
-from yatt.models.pictures.tokens import picture_tokens
 from yatt.records.episode import MediaRef
 from yatt.records.media import MediaItem
 
@@ -238,11 +239,7 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
     """
     folder = genrm.model
     if genrm.sees != "none":
-        if not takes_pictures(folder) or genrm.engine == "transformers":
-            raise ConfigError(
-                f"{key}.sees: {folder} takes no pictures, or not with engine {genrm.engine}; remove it."
-            )
-        picture_tokens(folder, config.media.min_pixels, config.media.max_pixels)
+        refuse_blind(config, genrm, key)
     tokenizer = _tokenizer(config, folder)
     if genrm.chat and not tokenizer.has_chat_template:
         raise ConfigError(
@@ -257,7 +254,11 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
     with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
         num_tokens = result_of_stage(what, lambda: len(question_ids(genrm, tokenizer, ONE_LETTER)))
-    return list(context_notes(config, genrm, key, num_tokens))
+        notes = list(context_notes(config, genrm, key, num_tokens))
+        if genrm.sees != "none":
+            seen = result_of_stage(what, partial(seeing_notes, config, genrm, key, tokenizer, ONE_LETTER))
+            notes += seen
+    return notes
 
 
 def _tokenizer(config: RunConfig, folder: str) -> Tokenizer:
@@ -313,7 +314,17 @@ def _turn_notes(config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) 
 
 
 def _picture_notes(config: RunConfig) -> Iterator[str]:
-    if takes_pictures(config.model.path) and not config.data.media_store:
+    data = config.data
+    names = (*data.train_files, *data.val_files)
+    if data.media_store:
+        return
+    has_some = any(has_column(Path(name), (data.image_key,)) for name in names if Path(name).is_file())
+    if has_some and not takes_pictures(config.model.path):
+        yield (
+            f"data files have a column '{data.image_key}' (data.image_key), but {config.model.path} takes "
+            "text only: pictures are not shown."
+        )
+    if not has_some and takes_pictures(config.model.path):
         yield (
             f"the model takes pictures, but no data file has a column '{config.data.image_key}' "
             "(data.image_key): all prompts are text."

@@ -70,7 +70,7 @@ def with_pictures(config: SftConfig, folder: Path) -> SftConfig:
     def made(path: str, key: str) -> str:
         if not path or not has_column(Path(path), (config.image_key,)):
             return path
-        return made_references(making, path, folder, key, MAKING_S)
+        return made_references(making, path, folder, key, MAKING_S, is_anew=True)
 
     files = made(config.train_file, "train_file"), made(config.validation.file, "validation.file")
     if files == (config.train_file, config.validation.file):

@@ -26,6 +26,7 @@ from yatt.adapters.inputs.data_rows import called_columns, has_column
 from yatt.adapters.inputs.input_digests import imported_files
 from yatt.adapters.processes.trial import raise_found, trial_process
 from yatt.adapters.run_folder.run_config import load_run
+from yatt.checkpoint.store.store import is_folder
 from yatt.config.schema import DataSection, RunConfig
 from yatt.core.attempts.exits import describe_exit
 from yatt.errors import ConfigError
@@ -197,23 +198,32 @@ def _with_references(made: _Made, config: RunConfig, source: str, key: str) -> l
         most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
         storage_options=config.media.storage_options,
     )  # fmt: skip
-    return [made_references(making, source, made.folder, key, config.launch.phase_timeout_s)]
+    is_new = not RunPaths(Path(config.run.dir).expanduser()).config.is_file()  # pictures may have changed
+    limit_s = config.launch.phase_timeout_s
+    return [made_references(making, source, made.folder, key, limit_s, is_anew=is_new)]
 
 
-def made_references(making: MediaMaking, source: str, folder: Path, key: str, limit_s: float) -> str:
+def made_references(
+    making: MediaMaking, source: str, folder: Path, key: str, limit_s: float, *, is_anew: bool = False
+) -> str:
     """Returns a file in a folder whose rows have references in place of the pictures of the source. Makes it,
     unless it is there.
+
+    Args:
+        is_anew: makes it in any case, since pictures may have changed.
 
     Raises:
         ConfigError: it cannot be made; names the first places.
     """
+    if making.root and is_folder(making.root) and not Path(making.root).is_dir():
+        raise ConfigError(f"data.media_root: there is no folder {making.root}; correct the path.")
     asked = json.dumps(asdict(making))
     with opened_data(Path(source)) as rows:
         made_from = hashlib.file_digest(rows, "sha256")
     made_from.update(f"{source} {asked}".encode())
     suffix = ".parquet" if source.endswith(".parquet") else ".jsonl"
     target = folder / f"media-{Path(source).stem[:40]}-{made_from.hexdigest()[:16]}{suffix}"
-    if not target.is_file():
+    if is_anew or not target.is_file():
         sys.stderr.write(f"yatt: making {target}: references to the pictures of {source}\n")
         _make("media", [source, asked], target, key, limit_s)
     return str(target)

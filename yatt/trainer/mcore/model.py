@@ -144,7 +144,8 @@ def build_reference(
 ) -> list[nn.Module]:
     """Builds the frozen reference model of the KL term, in the policy's layout."""
     mcore = transformer_config(config, model.shape, device)
-    has_tower = config.vision.train != "none"  # else the policy's is the same
+    # a frozen tower is the policy's, unless the policy began as another model
+    has_tower = config.vision.train != "none" or bool(config.run.from_checkpoint.url)
     models = _gpt_models(config, mcore, model.shape, device, has_tower=has_tower)
     load_weights(models, source, model.rows, parallel_groups(), tick)
     for built in models:

@@ -26,6 +26,7 @@ from yatt.checkpoint.local.shards import Shard, box_parts, planned_piece, read_s
 from yatt.errors import CheckpointError, ConfigError, words_of
 from yatt.models.rows import WeightRow
 from yatt.records.message import SavePlan
+from yatt.trainer.mcore.mcore_config import DTYPES
 from yatt.trainer.mcore.model import Policy
 from yatt.trainer.mcore.optimizer_state import inner_optimizers, moments_of
 from yatt.trainer.state.host_copy import HostCopy
@@ -99,6 +100,7 @@ def restore_state(policy: Policy, store: Ranges, manifest: Manifest, tick: Calla
         )
     _check_kind(manifest, saved.moments, names)
     owned = list(_owned(policy))
+    _check_state_of_tower(manifest, owned, names)
     restore_weights(policy, store, manifest, tick)
     wanted = [shard for one in owned for name in names for shard in _blank(policy, one.local, one, name)]
     read_shards(store, manifest.files, wanted, tick)
@@ -118,6 +120,19 @@ def _check_kind(manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, .
         )
 
 
+def _check_state_of_tower(manifest: Manifest, owned: Sequence[_Owned], moments: Sequence[str]) -> None:
+    saved = {piece.key for file in manifest.files for piece in file.tensors}
+    lacking = (
+        one.local.row.name for one in owned for kind in moments
+        if one.local.row.is_tower and f"{kind}.{one.local.row.name}" not in saved
+    )  # fmt: skip
+    if (name := next(lacking, None)) is not None:
+        raise ConfigError(
+            f"vision.train: checkpoint {manifest.iteration} has no state of the optimizer for {name}, which "
+            "was not trained there; write run.from_checkpoint.take: weights."
+        )
+
+
 def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
     """The coefficient of the KL penalty after that iteration; `default` if an older checkpoint has none."""
     saved = saved_scalars(manifest).kl_coef
@@ -133,13 +148,25 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
     """
     owned = list(_owned(policy))
     key = MODEL if _has_main_copies(policy) else MAIN
+    saved = {piece.key: piece.dtype for file in manifest.files for piece in file.tensors}
+    borrowed = [
+        _Borrowed(local, torch.empty(local.parameter.numel(), dtype=DTYPES[dtype]), kind)
+        for local in local_parameters(policy)
+        for kind, dtype in _other_kind(policy, local, saved)
+    ]
+    given = {one.local.row.name for one in borrowed}
     wanted = [
-        shard for local in local_parameters(policy)
+        shard for local in local_parameters(policy) if local.row.name not in given
         for shard in _blank(policy, local, None, _fixed_kind(policy, local) if local.is_fixed else key)
     ]  # fmt: skip
     if _has_main_copies(policy):
-        wanted += [shard for one in owned for shard in _blank(policy, one.local, one, MAIN)]
+        wanted += [
+            shard for one in owned if one.local.row.name not in given
+            for shard in _blank(policy, one.local, one, MAIN)
+        ]  # fmt: skip
+    wanted += [shard for one in borrowed for shard in _shards(policy, one.local, one.kind, one.flat, 0)]
     read_shards(store, manifest.files, wanted, tick)
+    _lend(borrowed, owned)
     for one in owned:
         mine = one.local.parameter.view(-1)[one.begin : one.end]
         if not torch.equal(mine, one.main.to(mine.dtype)):
@@ -147,6 +174,39 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
                 f"checkpoint {manifest.iteration}: elements {one.begin} to {one.end} of "
                 f"{one.local.row.name} are not the rounded main copies that were saved with them"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Borrowed:
+    """A tower's parameter that was saved in another kind and dtype: where it was frozen, or is now."""
+
+    local: LocalParameter
+    flat: Tensor
+    kind: str
+
+
+def _other_kind(policy: Policy, local: LocalParameter, saved: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields the kind and dtype of a tower's parameter, if it was not saved as it is wanted."""
+    if not local.row.is_tower:
+        return
+    has_main = _has_main_copies(policy)
+    wanted = (_fixed_kind(policy, local),) if local.is_fixed else (MODEL, MAIN) if has_main else (MAIN,)
+    if all(f"{kind}.{local.row.name}" in saved for kind in wanted):
+        return
+    found = next((kind for kind in (MAIN, MODEL) if f"{kind}.{local.row.name}" in saved), None)
+    if found is not None:  # else whoever reads says what is missing
+        yield found, saved[f"{found}.{local.row.name}"]
+
+
+def _lend(borrowed: Sequence[_Borrowed], owned: Sequence[_Owned]) -> None:
+    """Fills parameters and their main copies with what was read."""
+    flats = {one.local.row.name: one.flat for one in borrowed}
+    for one in borrowed:
+        one.local.parameter.copy_(one.flat.view(one.local.parameter.shape))
+    for each in owned:
+        if (flat := flats.get(each.local.row.name)) is not None:
+            mine = flat[each.begin : each.end].to(each.local.parameter.dtype)
+            each.main.copy_(mine)
 
 
 def _has_main_copies(policy: Policy) -> bool:
