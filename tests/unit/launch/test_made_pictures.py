@@ -19,11 +19,12 @@ from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from yatt.adapters.inputs.data_rows import raw_rows
 from yatt.adapters.inputs.dataset import read_data_rows
 from yatt.adapters.inputs.parquet_rows import ArrowRows, copy_to_arrow
-from yatt.config.load import parse_resolved
+from yatt.config.load import parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.checks.input_trial import check_inputs
 from yatt.launch.resolve.data_files import with_made_data
+from yatt.paths import RunPaths
 
 NUM_ROWS = 6
 
@@ -82,6 +83,8 @@ def test_a_file_of_verl_becomes_rows_with_references(config: RunConfig, tmp_path
     assert rows[3].raw["extra_info"] == {"split": "train", "index": 3, "answer": "3"}
     assert "ability" not in rows[3].raw, "nobody needs it"
     check_inputs(made)
+    RunPaths(tmp_path / "run").config.parent.mkdir(parents=True)
+    RunPaths(tmp_path / "run").config.write_text(resolved_text(made))
     before = contents(tmp_path / "run.data")
     assert len(before) == NUM_ROWS + 1
     assert with_made_data(config) == made
@@ -159,8 +162,8 @@ def test_pictures_that_change_after_the_data_was_made_are_found(tmp_path: Path) 
 
 def test_engines_that_take_no_pictures_are_named_before_the_start(config: RunConfig) -> None:
     made = with_made_data(config)
-    with pytest.raises(ConfigError, match="row 1 has pictures, which no engine of yatt takes yet"):
-        check_inputs(replace(made, rollout=replace(made.rollout, engine="vllm")))
+    with pytest.raises(ConfigError, match=r"row 1 has pictures, which rollout\.engine=transformers does not"):
+        check_inputs(replace(made, rollout=replace(made.rollout, engine="transformers")))
 
 
 def test_any_bytes_in_the_column_end_in_a_row_or_in_a_sentence(tmp_path: Path) -> None:
@@ -284,3 +287,35 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     model = make_seeing_scripted_model(tmp_path / "model")
     with pytest.raises(ConfigError, match="no rows"):
         with_made_data(config_of(tmp_path, tmp_path / "rows.parquet", model))
+
+
+def test_pictures_that_change_before_the_run_begins_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Also those of equal size, which a check of heads does not see."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "<image>?", "images": ["0.png"]}))
+    model = make_seeing_scripted_model(tmp_path / "model")
+    config = config_of(
+        tmp_path, tmp_path / "rows.jsonl", model, media_root=str(tmp_path), ground_truth_key=""
+    )
+    digests = []
+    for colour in ("red", "blue"):
+        Image.new("RGB", (40, 30), colour).save(tmp_path / "0.png")
+        made = with_made_data(config)
+        ((row, _),) = read_data_rows(made.data.train_files, made.data)
+        digests.append(row.media[0].sha256)
+    assert len(set(digests)) == 2
+
+
+def test_a_folder_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "<image>?", "images": ["0.png"]}))
+    model = make_seeing_scripted_model(tmp_path / "model")
+    root = {"media_root": str(tmp_path / "none"), "ground_truth_key": ""}
+    with pytest.raises(ConfigError, match=r"data\.media_root: there is no folder .*/none"):
+        with_made_data(config_of(tmp_path, tmp_path / "rows.jsonl", model, **root))
+
+
+def test_a_text_model_that_does_not_show_pictures_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, geometry(tmp_path), make_scripted_model(tmp_path / "text"))
+    check_inputs(with_made_data(config))
+    assert "takes text only: pictures are not shown" in capsys.readouterr().err

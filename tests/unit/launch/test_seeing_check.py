@@ -1,0 +1,60 @@
+"""GenRMs that are to see and cannot are refused before the start."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
+from tests.unit.launch.test_made_pictures import config_of
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.config.sections.scoring import ApiSection
+from yatt.errors import ConfigError
+from yatt.launch.checks.input_trial import ONE_LETTER
+from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
+
+
+def judge(model: str, **values: object) -> GenRMSection:
+    return GenRMSection(name="j", model=model, template="{media}{completion}", sees="prompt", **values)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return config_of(tmp_path, tmp_path / "rows", make_seeing_scripted_model(tmp_path / "policy"))
+
+
+def test_models_and_engines_that_take_no_pictures_are_refused(tmp_path: Path, config: RunConfig) -> None:
+    text, seeing = make_scripted_model(tmp_path / "text"), config.model.path
+    refuse_blind(config, judge(seeing), "genrms[0]")
+    blind = replace(config, model=replace(config.model, path=text))
+    for run, genrm, says in (
+        (config, judge(text), r"genrms\[0\]\.sees: .*/text takes no pictures"),
+        (config, judge(seeing, engine="transformers"), "engine transformers takes no pictures; write vllm"),
+        (blind, judge(seeing), r"the policy .*/text takes text only, so prompts have no pictures"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            refuse_blind(run, genrm, "genrms[0]")
+
+
+def test_a_chat_template_without_pictures_and_a_context_that_is_too_small_are_told(
+    tmp_path: Path, config: RunConfig
+) -> None:
+    folder = make_seeing_scripted_model(tmp_path / "judge")
+    tokenizer = Tokenizer(folder)
+    assert seeing_notes(config, judge(folder, chat=True), "genrms[0]", tokenizer, ONE_LETTER) == []
+    small = judge(folder, max_model_tokens=24)
+    (note,) = seeing_notes(config, small, "genrms[0]", tokenizer, ONE_LETTER)
+    assert "a question with the largest picture has" in note and "takes 24 with its answer" in note
+    settings = json.loads((Path(folder) / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
+    (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    with pytest.raises(ConfigError, match="does not show a picture"):
+        seeing_notes(config, judge(folder, chat=True), "genrms[0]", Tokenizer(folder), ONE_LETTER)
+
+
+def test_services_and_functions_are_refused_by_the_file() -> None:
+    for more in ({"api": ApiSection(url="http://x")}, {"path": "judge.py", "template": ""}):
+        with pytest.raises(ValueError, match="sees: needs a template and an engine"):
+            GenRMSection(**({"name": "j", "model": "m", "template": "{completion}", "sees": "prompt"} | more))
