@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.inputs.tokenizer import Tokenizer
-from yatt.adapters.node_local.prepared_media import prepared_folder
 from yatt.config.load import load_as
 from yatt.config.schema import DataSection
 from yatt.config.sections.sft import NewModel, SftConfig, sft_rules
@@ -41,7 +40,7 @@ def train_model(config: SftConfig) -> None:
     tokenizer = Tokenizer(config.start or config.output)
     folder = config.start or config.output
     limit = longest_sequence(config)
-    prepared = prepared_folder(config.media_store) if config.media_store else None
+    prepared = config.prepared_folder
     settings = SftSettings(
         max_steps=config.max_steps, lr=config.lr, warmup_steps=config.warmup_steps,
         weight_decay=config.weight_decay, clip_grad=config.clip_grad,

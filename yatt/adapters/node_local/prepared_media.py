@@ -57,11 +57,6 @@ class PreparedMedia:
     patches: NDArray[np.uint8]
 
 
-def prepared_folder(media_store: str) -> Path:
-    """Returns the folder of prepared pictures beside `media_store`, where `yatt sft` keeps them on disk."""
-    return Path(media_store).with_name("prepared")
-
-
 def prepared_names(folder: Path) -> dict[str, str]:
     """Returns the names of a folder's prepared files by the SHA-256 of the pictures' own files.
 

@@ -132,6 +132,11 @@ class SftConfig:
     threads: Annotated[int, range_between(1, 65536)] = 2
     """CPU threads."""
 
+    @property
+    def prepared_folder(self) -> Path | None:
+        """The folder of prepared pictures, on disk beside `media_store`; None if there are no pictures."""
+        return Path(self.media_store).with_name("prepared") if self.media_store else None
+
 
 def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:
     """Yields every mistake between keys."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from yatt.adapters.files.files import write_atomically
 from yatt.adapters.inputs.data_rows import has_column
-from yatt.adapters.node_local.prepared_media import prepared_folder
 from yatt.adapters.processes.watched_trial import run_watched
 from yatt.config.load import load_as, resolved_text
 from yatt.config.sections.sft import SftConfig, sft_rules
@@ -43,8 +42,8 @@ def run_sft(file: Path, more: list[str]) -> int:
     # Transformers and megatron warn that Transformer Engine and Apex are not installed.
     env = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
     argv = [sys.executable, "-P", "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
-    if config.media_store:
-        arguments = [str(output / "sft.yaml"), str(prepared_folder(config.media_store))]
+    if config.prepared_folder is not None:
+        arguments = [str(output / "sft.yaml"), str(config.prepared_folder)]
         run_watched("yatt.media.prepare_files", arguments, config.media.timeout_s)
     exit_code = subprocess.run(argv, check=False, env=env).returncode
     if exit_code == 0:
