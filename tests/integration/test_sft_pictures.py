@@ -66,6 +66,7 @@ def test_rows_of_every_form_are_learned_and_changed_pictures_are_another_trainin
         (lambda path: path.unlink(), "b.png does not exist below data.media_root"),
         (lambda path: path.write_text("<html>"), "row 3: picture 2: b.png"),
     ],
+    ids=["cut", "gone", "another"],
 )
 def test_a_picture_that_cannot_be_used_is_named(folder: Path, harm, says: str) -> None:
     harm(folder / "pictures" / "b.png")
