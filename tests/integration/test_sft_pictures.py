@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_of_every_form_are_learned_and_changed_pictures_are_another_training(folder: Path) -> None:
-    """Four trainings of two steps: each asks whether the one before stands."""
+    """A whole run of the command, four times: each asks whether the training before stands."""
     file = str(folder / "sft.json")
     done = yatt("sft", file)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -227,7 +227,7 @@ def trapped(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_changes_log_probs_or_gradients(trapped, name):
-    """A rank of the trainer: what is found there is found by the comparison of whole layouts."""
+    """A whole run of a rank's first update: what is found there is found by the comparison of layouts."""
     job, right = trapped[name], trapped[f"right-{name}"]
     if fault := job.notes[0].get("raised"):
         assert "backward through the graph a second time" in fault
