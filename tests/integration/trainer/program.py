@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,6 +211,9 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
         **settings,
     )  # fmt: skip
+    if job.get("is_fork"):
+        origin = replace(config.run.from_checkpoint, url="another run")
+        config = replace(config, run=replace(config.run, from_checkpoint=origin))
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = job.get("min_rows", 64)
     probe.ROUNDINGS = 1  # each takes as many passes as the probe itself

@@ -190,6 +190,25 @@ def test_a_tower_that_was_frozen_begins_one_that_is_trained(tmp_path):
     assert "no state of the optimizer for vision." in done["state"].notes[0]["fault"]
 
 
+def test_a_reference_after_a_fork_is_the_whole_model_of_the_folder(tmp_path):
+    """Whatever is trained now: the policy's tower is the checkpoint's, and not the reference's."""
+    model = make_vision_model(tmp_path / "model", "qwen3_vl")
+    common = {
+        "model": model, "pictures": prepare_pictures(tmp_path / "media", model), "layout": ONE_STEP,
+        "algorithm": ALGORITHM | {"kl_in": "loss"}, "store": str(tmp_path / "store"),
+        "optimizer": {"lr": 1e-2},
+    }  # fmt: skip
+    again = {"restore": "manifests/00000001.000001.json", "weights_only": True, "is_fork": True, **common}
+    learned = [["train", 2]]
+    jobs = [
+        {"name": "before", "vision": {"train": "all"}, "actions": [["train", 1], ["save", 1]], **common},
+        *({"name": part, "vision": {"train": part}, "actions": learned, **again} for part in ("none", "all")),
+    ]  # fmt: skip
+    done = run_world(tmp_path / "world", 1, jobs)
+    frozen, trained = (done[part].notes[0]["metrics"][-1]["actor/kl_loss"] for part in ("none", "all"))
+    assert frozen == pytest.approx(trained, rel=1e-5) and trained > 1e-7
+
+
 TRAPS = {
     "features-by-token-id": ("qwen2_5_vl", "one", "none"),
     "one-axis": ("qwen2_5_vl", "one", "none"),

@@ -15,7 +15,7 @@ from yatt.forecast.memory.parameters import chunk_buffers, table_of
 from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
 from yatt.forecast.memory.trainer import TrainerMemory, stage_buffers, trainer_demand
 from yatt.models.model import read_model
-from yatt.models.pictures.tower import trains_row
+from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import OUTPUT
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +102,7 @@ def test_the_first_stage_has_the_tower_and_what_is_trained_of_it_has_a_state(con
     given = [f"model.path={tmp_path}", "trainer.pipeline_model_parallel_size=4", f"vision.train={train}"]
     without, plan = plan_of(*given[:2], "vision.train=none"), plan_of(*given)
     tower = [row for row in read_model(str(tmp_path)).rows if row.is_tower]
-    trained = sum(_numel(row) for row in tower if trains_row(row, train))
+    trained = sum(_numel(row) for row in tower if trains_parameter(row.name, train))
     assert (trained > 0) is (train != "none") and (trained == sum(map(_numel, tower))) is (train == "all")
     first, plain = plan.trainer[0], without.trainer[0]
     assert plain.weights > plan.trainer[1].weights + 2 * sum(map(_numel, tower))

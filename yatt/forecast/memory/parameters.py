@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.models.model import Model
-from yatt.models.pictures.tower import trains_row
+from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 
 BY_COLUMNS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
@@ -109,7 +109,7 @@ def table_of(model: Model, trained: str = "none") -> ParameterTable:
     for row in model.rows:
         if row.is_fixed:  # neither trained nor in the flat buffers
             continue
-        if row.is_tower and not trains_row(row, trained):
+        if row.is_tower and not trains_parameter(row.name, trained):
             num_frozen += row.num_rows * (row.width or 1)
             continue
         if row.is_tower:

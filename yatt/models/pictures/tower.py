@@ -28,9 +28,9 @@ _META = frozenset({
 _AXIAL = ({"rope_theta": 10000.0, "rope_type": "axial"}, {"rope_theta": 10000.0, "rope_type": "default"})
 
 
-def trains_row(row: WeightRow, part: str) -> bool:
-    """Whether a row of a tower is trained, by `vision.train`."""
-    return part == "all" or (part == "connector" and row.name.removeprefix(VISION).startswith(CONNECTORS))
+def trains_parameter(name: str, part: str) -> bool:
+    """Whether a tower's parameter is trained, by `vision.train`; `VISION` may begin its name."""
+    return part == "all" or (part == "connector" and name.removeprefix(VISION).startswith(CONNECTORS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
-from yatt.models.pictures.tower import CONNECTORS
+from yatt.models.pictures.tower import trains_parameter
 from yatt.models.shape import Shape
 from yatt.records.media import Grid
 from yatt.trainer.attention.media_batch import Picture
@@ -43,7 +43,7 @@ def build_tower(folder: str, dtype: torch.dtype) -> nn.Module:
 def train_part(tower: nn.Module, part: str) -> None:
     """Freezes a tower but for what `vision.train` names."""
     for name, parameter in tower.named_parameters():
-        parameter.requires_grad_(part == "all" or (part == "connector" and name.startswith(CONNECTORS)))
+        parameter.requires_grad_(trains_parameter(name, part))
 
 
 class PictureFeatures:
