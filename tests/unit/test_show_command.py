@@ -116,6 +116,12 @@ def test_hostile_text_in_a_sample_cannot_reach_the_terminal(paths, capsys, key) 
         assert "<script>" in out if arguments == (3, 4) else "sample" in out
 
 
+def test_a_samples_pictures_are_named(paths, capsys) -> None:
+    write(paths, 0, sample(4, media=["a/b.png", "c\x1b[2J.png", 7]))
+    text = shown(capsys, paths, 3, 4)
+    assert "a/b.png, c\\x1b[2J.png" in text
+
+
 def test_json_has_the_exact_text(paths, capsys) -> None:
     write(paths, 0, sample(4, completion=HOSTILE, advantage=float("nan")), sample(5))
     found = json.loads(shown(capsys, paths, 3, 4, as_json=True))

@@ -26,3 +26,9 @@ def spoken_turns(record: Record) -> list[tuple[str, str]]:
         return [(COMPLETION, text)] if isinstance(text, str) else []
     pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
     return [(str(role), text) for role, text in pairs if isinstance(text, str)]
+
+
+def picture_names(record: Record) -> str:
+    """Returns the paths of a sample's pictures, or the digests of those without one; empty: it has none."""
+    media = record.get("media")
+    return ", ".join(each for each in media if isinstance(each, str)) if isinstance(media, list) else ""

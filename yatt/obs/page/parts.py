@@ -10,7 +10,7 @@ from yatt.core.figures.save_interval import Suggestion
 from yatt.core.samples.lengths import FATES, by_bucket
 from yatt.obs.metrics import STEP, amount_in
 from yatt.obs.page.timeline import draw_timeline, hidden_slabs, last_iterations
-from yatt.obs.samples import spoken_turns
+from yatt.obs.samples import picture_names, spoken_turns
 from yatt.obs.story.account import saves_in_words
 from yatt.obs.story.history import AttemptView
 from yatt.obs.story.view import ActiveAlarm
@@ -256,10 +256,12 @@ def _sample(sample: dict[str, Any]) -> str:
         f'<div class="label">{as_html(who)}</div><pre>{as_html(text)}</pre>'
         for who, text in spoken_turns(sample)
     )
+    names = picture_names(sample)
+    pictures = f'<div class="label">pictures</div><pre>{as_html(names)}</pre>' if names else ""
     return (
         f'<div class="card"><span class="pill">reward <b>{_told(sample.get("reward"))}</b></span>{pills}'
         f'<div class="label">prompt</div><pre>{as_html(sample.get("prompt", ""))}</pre>'
-        f"{said}"
+        f"{pictures}{said}"
         f'<div class="label">ground truth</div><pre>{as_html(sample.get("ground_truth", ""))}</pre>'
         f"{verdicts}</div>"
     )
