@@ -4,8 +4,10 @@ Rows have references (`yatt.launch.resolve.making_media`). Prepared files stay i
 the next training finds them.
 """
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -46,23 +48,26 @@ def prepare_files(stages: Stages, file: str, folder: str) -> tuple[list[ConfigEr
     sources = MediaSources(config.media_root, config.media_store, media.storage_options, media.timeout_s)
     files = KeptFiles(Path(folder), MOST_BYTES)
     maker = PictureMaker(sources, {"": preparation}, files, media.most_pixels, stages.tick)
-    found, faults = dict[str, str](), list[str]()
+    found, faults = dict[str, str](), list[MediaFault]()
+    items = _pictures(config, stages.tick)
     what = f"preparing the pictures of {', '.join(filter(None, _data_files(config)))}"
     with (
         stages.doing(what, media.timeout_s),
         files.order(ORDER),
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        items = _pictures(config)
         for item, made in zip(items, pool.map(partial(_made, maker), items), strict=True):
             stages.tick()
             if isinstance(made, MediaFault):
-                faults.append(made.error)
+                faults.append(made)
             else:
                 found[item.sha256] = made.digest
     if faults:
-        shown = "\n  ".join(faults[:SHOWN_FAULTS])
-        return [ConfigError(f"{len(faults)} pictures cannot be used, the first ones:\n  {shown}")], []
+        shown = "\n  ".join(fault.error for fault in faults[:SHOWN_FAULTS])
+        mistake = ConfigError(f"{len(faults)} pictures cannot be used, the first ones:\n  {shown}")
+        if all(fault.waits for fault in faults):  # no mistake of the user: the same may succeed later
+            mistake.__cause__ = OSError(errno.EHOSTUNREACH, shown)
+        return [mistake], []
     write_atomically(Path(folder, INDEX), json.dumps(found).encode())
     return [], []
 
@@ -75,13 +80,15 @@ def _data_files(config: SftConfig) -> tuple[str, ...]:
     return config.train_file, config.validation.file
 
 
-def _pictures(config: SftConfig) -> list[MediaItem]:
+def _pictures(config: SftConfig, tick: Callable[[], None]) -> list[MediaItem]:
     """The pictures of all rows, each once."""
-    return list(dict.fromkeys(
-        MediaItem(ref.path, ref.sha256)
-        for path in filter(None, _data_files(config)) for raw, place in raw_rows(Path(path))
-        for ref in media_of(raw.get(config.image_key), place)
-    ))  # fmt: skip
+    found = dict[MediaItem, None]()
+    for path in filter(None, _data_files(config)):
+        for raw, place in raw_rows(Path(path)):
+            refs = media_of(raw.get(config.image_key), place)
+            found.update((MediaItem(ref.path, ref.sha256), None) for ref in refs)
+            tick()
+    return list(found)
 
 
 if __name__ == "__main__":

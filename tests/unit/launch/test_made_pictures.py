@@ -217,7 +217,7 @@ def test_a_column_that_no_file_has_is_told(
     made = with_made_data(replace(config, data=data))
     check_inputs(made)
     assert (
-        "no data file has a column 'images' (data.image_key): all prompts are text" in capsys.readouterr().err
+        "text.jsonl has a column 'images' (data.image_key): all prompts are text" in capsys.readouterr().err
     )
 
 

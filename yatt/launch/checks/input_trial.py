@@ -120,6 +120,7 @@ class _Pictures:
         self._sources: MediaSources | None = None
         self._first: list[str] = []
         self._num_changed = 0
+        self._has_column = False
 
     def look(self, row: Row, place: str) -> None:
         """Notes the pictures of a row that cannot be used.
@@ -127,6 +128,7 @@ class _Pictures:
         Raises:
             ConfigError: the run's engines take no pictures.
         """
+        self._has_column |= self._config.data.image_key in row.raw
         if row.media and self._config.rollout.engine == "transformers":
             raise ConfigError(
                 f"{place} has pictures, which rollout.engine=transformers does not take; write vllm."
@@ -150,6 +152,28 @@ class _Pictures:
             return f"{name} cannot be read ({error.strerror})"
         now, before = f"{size[0]} x {size[1]}", f"{ref.width} x {ref.height}"
         return "" if now == before else f"{name} has {now} pixels, and had {before}"
+
+    def notes(self, files: tuple[str, ...]) -> Iterator[str]:
+        """Tells of pictures that are not shown, and of a column that no row has.
+
+        A text run reads only needed columns of parquet files: these are asked for their columns' names.
+        """
+        key, folder = self._config.data.image_key, self._config.model.path
+        parquet = (Path(name) for name in files if name.endswith(".parquet"))
+        is_there = self._has_column or any(has_column(path, (key,)) for path in parquet)
+        if self._config.data.media_store or is_there is takes_pictures(folder):
+            return
+        named = ", ".join(files)
+        if is_there:
+            yield (
+                f"{named}: rows have a column '{key}' (data.image_key), but {folder} takes text only: "
+                "pictures are not shown."
+            )
+        else:
+            yield (
+                f"the model takes pictures, but no row of {named} has a column '{key}' (data.image_key): all "
+                "prompts are text."
+            )
 
     def _opened(self) -> MediaSources:
         data, media = self._config.data, self._config.media
@@ -188,8 +212,10 @@ def _check_files(
 
     counts = check_rows(files, config.data, look)
     pictures.refuse_changed()
-    notes = [*_truth_notes(config, files, counts), *_length_notes(config, files, prompts, counts.rows)]
-    return notes
+    return [
+        *_truth_notes(config, files, counts), *_length_notes(config, files, prompts, counts.rows),
+        *pictures.notes(files),
+    ]  # fmt: skip
 
 
 def _truth_notes(config: RunConfig, files: tuple[str, ...], counts: RowCounts) -> Iterator[str]:
@@ -313,24 +339,6 @@ def _turn_notes(config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) 
         )
 
 
-def _picture_notes(config: RunConfig) -> Iterator[str]:
-    data = config.data
-    names = (*data.train_files, *data.val_files)
-    if data.media_store:
-        return
-    has_some = any(has_column(Path(name), (data.image_key,)) for name in names if Path(name).is_file())
-    if has_some and not takes_pictures(config.model.path):
-        yield (
-            f"data files have a column '{data.image_key}' (data.image_key), but {config.model.path} takes "
-            "text only: pictures are not shown."
-        )
-    if not has_some and takes_pictures(config.model.path):
-        yield (
-            f"the model takes pictures, but no data file has a column '{config.data.image_key}' "
-            "(data.image_key): all prompts are text."
-        )
-
-
 def check_text(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]:
     """Checks the files of a config that is given as text; returns mistakes and notes."""
     config = parse_resolved(text)
@@ -339,7 +347,7 @@ def check_text(stages: Stages, text: str) -> tuple[list[ConfigError], list[str]]
     tokenizer = None
     try:
         tokenizer = _policy_tokenizer(config, stages)
-        notes += [*_turn_notes(config, tokenizer, stages), *_picture_notes(config)]
+        notes += _turn_notes(config, tokenizer, stages)
     except ConfigError as error:
         faults.append(error)
     for what, check in _parts(config, tokenizer, stages):

@@ -17,6 +17,9 @@ from yatt.launch.resolve.making_media import MediaMaking
 from yatt.models.folder import takes_pictures
 
 MADE_FROM = "yatt-sft.sha256"
+START_S = 600.0
+"""Longest time without progress before the first picture: libraries are imported, and rows are read."""
+
 MAKING_S = 3600.0
 """Longest time to make references to the pictures of a file."""
 
@@ -44,7 +47,7 @@ def run_sft(file: Path, more: list[str]) -> int:
     argv = [sys.executable, "-P", "-m", "yatt.trainer.sft_main", str(output / "sft.yaml")]
     if config.prepared_folder is not None:
         arguments = [str(output / "sft.yaml"), str(config.prepared_folder)]
-        run_watched("yatt.media.prepare_files", arguments, config.media.timeout_s)
+        run_watched("yatt.media.prepare_files", arguments, START_S)
     exit_code = subprocess.run(argv, check=False, env=env).returncode
     if exit_code == 0:
         write_atomically(output / MADE_FROM, digest.encode())
