@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.pictures import write_geometry
 from tests.runs import ROOT, RunFile, living, rows, yatt
 from tests.tiny_models import make_of_config
+from tests.tiny_vision import make_vision_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
-RUN = "deepseek-v3", "qwen2.5-7b-genrm", "qwen3-30b-a3b", "qwen3-8b-rule"
+RUN = "deepseek-v3", "qwen2.5-7b-genrm", "qwen2.5-vl-7b-geo3k", "qwen3-30b-a3b", "qwen3-8b-rule"
 """Each family, layout, placement and kind of reward once."""
 
 ALIKE = {
@@ -41,7 +43,7 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
     layout = {key: min(trainer.get(key, 1), 2) for key in PARALLEL}
     ranks = layout["pipeline_model_parallel_size"] * layout["tensor_model_parallel_size"]
     is_split = "placement" in recipe
-    data = [str(folder / "train.jsonl")]
+    data = [str(folder / ("train.parquet" if "media" in recipe else "train.jsonl"))]
     small = {
         **recipe,
         "run": {"dir": str(folder / "run"), "deterministic": False},
@@ -67,8 +69,11 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
 
 
 def tiny_of(model: str, folder: Path) -> str:
-    """A tiny random model with the config of a large one."""
-    return make_of_config(folder, json.loads((ROOT / model / "config.json").read_text()))
+    """A tiny random model of the family and features of a large one; of one with a tower, of its family."""
+    config = json.loads((ROOT / model / "config.json").read_text())
+    if "vision_config" in config:
+        return make_vision_model(folder, config["model_type"])
+    return make_of_config(folder, config)
 
 
 def recipe_of(name: str) -> dict[str, Any]:
@@ -110,6 +115,7 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
         for n in range(12)
     ]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    write_geometry(tmp_path / "train.parquet", rows=12)
     shutil.copy(ROOT / "configs/recipes/rewards.py", tmp_path / "rewards.py")
     settings = in_small(recipe_of(name), tmp_path, tiny_of)
     settings["rewards"] = [{**each, "path": str(tmp_path / "rewards.py")} for each in settings["rewards"]]
@@ -128,11 +134,14 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
 
 
 def check_export(policy: Path, model: Path) -> None:
-    """The trained model has the tensors of the policy, and the last expert or layer is another one."""
+    """The trained model has the policy's tensors; the last expert or layer is another one, a tower is not."""
     from safetensors import safe_open
 
     (weights,) = model.glob("*.safetensors")
     with safe_open(weights, "pt") as trained, safe_open(policy / "model.safetensors", "pt") as first:
         assert set(trained.keys()) == set(first.keys())
-        name = max(key for key in first.keys() if key.endswith("mlp.up_proj.weight") or ".experts." in key)  # noqa: SIM118 (not a dict)
-        assert not trained.get_tensor(name).equal(first.get_tensor(name))
+        same = {key for key in first.keys() if trained.get_tensor(key).equal(first.get_tensor(key))}  # noqa: SIM118 (not a dict)
+        tower = {key for key in trained.keys() if key.startswith("visual.")}  # noqa: SIM118 (not a dict)
+        assert tower <= same
+        last = max(k for k in {*first.keys()} - tower if k.endswith("mlp.up_proj.weight") or ".experts." in k)
+        assert last not in same

@@ -1,16 +1,13 @@
 """Whole runs of tiny models that take pictures, with vLLM and megatron-core, on verl's files as they are."""
 
-import io
 import json
 from pathlib import Path
 
-import pyarrow
 import pytest
-from PIL import Image
-from pyarrow import parquet
 from safetensors.torch import load_file
 
 from tests.packages import needs
+from tests.pictures import write_geometry
 from tests.runs import rows, yatt
 from tests.tiny_vision import KINDS, make_vision_model
 
@@ -23,33 +20,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((50 + 9 * number, 40), 90).convert("RGB").save(file, "PNG")
-    return file.getvalue()
-
-
-def geometry(path: Path) -> Path:
-    """As verl's preprocessing of geo3k writes it: bytes in the file, marks in the text."""
-    data = [
-        {
-            "data_source": "hiyouga/geometry3k", "ability": "math",
-            "prompt": [{"role": "user", "content": f"<image>Find x{number}."}],
-            "images": [{"bytes": png(number), "path": None}],
-            "reward_model": {"style": "rule", "ground_truth": str(number)},
-            "extra_info": {"split": "train", "index": number, "answer": str(number)},
-        }
-        for number in range(NUM_ROWS)
-    ]  # fmt: skip
-    parquet.write_table(pyarrow.Table.from_pylist(data), path, row_group_size=3)
-    return path
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) -> None:
     """A whole run: each part has its own tests, and this is the first time that they meet."""
     policy = Path(make_vision_model(tmp_path / "policy", kind))
-    file = geometry(tmp_path / "train.parquet")
+    file = write_geometry(tmp_path / "train.parquet", rows=NUM_ROWS)
     (tmp_path / "reward.py").write_text(REWARD)
     config = {
         "run": {"dir": str(tmp_path / "run")}, "model": {"path": str(policy), "dtype": "float32"},
