@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -25,7 +24,7 @@ from yatt.models.model import Model, read_model
 from yatt.models.rows import WeightRow
 from yatt.records.message import ShardFile, TensorPiece
 from yatt.weights.boxes import blocks_of, boxes_of
-from yatt.weights.convert import cut_shard, fuse_tensors
+from yatt.weights.convert import HFTensors, cut_shard
 
 Piece = tuple[str, WeightRow, tuple[int, ...], torch.Tensor]
 
@@ -34,7 +33,7 @@ def cut_dim(row: WeightRow) -> int | None:
     """The dimension that tensor parallelism cuts."""
     if row.name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         return 1
-    return None if "norm" in row.name else 0
+    return None if row.is_tower or "norm" in row.name or "router" in row.name else 0
 
 
 def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -46,11 +45,11 @@ def save(
     iteration: int = 1, attempt: int = 1, parent: tuple[int, int] = (0, 0), run_id: str = "",
 ) -> Manifest:  # fmt: skip
     """Writes and commits what a run in this layout would; the start must have adopted something."""
-    model, tensors = read_model(str(folder)), tensors_in(folder)
+    model, source = read_model(str(folder)), HFTensors(str(folder))
     checkpoints = Checkpoints(store, attempt, run_id)
     prefix = checkpoints.prefix(iteration)
     files = []
-    for rank, pieces in enumerate(_ranks(model, tensors, dtype, (tp, pp, dp))):
+    for rank, pieces in enumerate(_ranks(model, source, dtype, (tp, pp, dp))):
         if pieces:
             files.append(_write(store, f"{prefix}/rank-{rank:05d}.safetensors", pieces))
     node = write_state(store, node_state_path(prefix, 0), NodeState(next_number=8 * iteration))
@@ -62,7 +61,7 @@ def save(
     return manifest
 
 
-def _ranks(model: Model, tensors: dict[str, Any], dtype: torch.dtype, sizes: tuple[int, int, int]):
+def _ranks(model: Model, source: HFTensors, dtype: torch.dtype, sizes: tuple[int, int, int]):
     tp, pp, dp = sizes
     height = -(-len(model.rows) // pp)
     for stage in range(pp):
@@ -72,16 +71,16 @@ def _ranks(model: Model, tensors: dict[str, Any], dtype: torch.dtype, sizes: tup
                 yield [
                     piece
                     for row in rows
-                    for piece in _pieces(row, tensors, dtype, (tp_rank, tp), (dp_rank, dp))
+                    for piece in _pieces(row, source, dtype, (tp_rank, tp), (dp_rank, dp))
                 ]
 
 
-def _pieces(row: WeightRow, tensors: dict[str, Any], dtype: torch.dtype, of_tp: tuple, of_dp: tuple):
+def _pieces(row: WeightRow, source: HFTensors, dtype: torch.dtype, of_tp: tuple, of_dp: tuple):
     (tp_rank, tp), (dp_rank, dp) = of_tp, of_dp
     dim = cut_dim(row)
     if dim is None and tp_rank:
         return
-    full = fuse_tensors(row, [tensors[name].to(dtype) for name in row.hf_names])
+    full = source.read_parameter(row).to(dtype)
     local = cut_shard(row, full, dim, rank=tp_rank, size=tp).contiguous().view(-1)
     step = -(-len(local) // dp)
     begin, end = dp_rank * step, min(len(local), (dp_rank + 1) * step)

@@ -13,7 +13,7 @@ from tests.tiny_processors import write_processor
 IDS = {
     "vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6,
 }  # fmt: skip
-KINDS = ("qwen2_5_vl", "qwen3_vl")
+KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _TEXT = {
     "vocab_size": VOCAB_SIZE, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -47,6 +47,15 @@ def config_of(kind: str) -> Any:
             "deepstack_visual_indexes": [0, 1],
         }  # fmt: skip
         make = transformers.Qwen3VLConfig
+        if kind == "qwen3_vl_moe":
+            text |= {
+                "moe_intermediate_size": 48,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "mlp_only_layers": [1],
+                "norm_topk_prob": True,
+            }
+            make = transformers.Qwen3VLMoeConfig
     return make(text_config=text, vision_config=_VISION | vision, tie_word_embeddings=False, **IDS)
 
 
@@ -56,7 +65,7 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
     import transformers
 
     make_tokenizer(folder, [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT)
-    write_processor(folder, kind)
+    write_processor(folder, "qwen3_vl" if kind == "qwen3_vl_moe" else kind)
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config_of(kind)).float()
     with torch.no_grad():
@@ -67,5 +76,33 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
                 tensor.mul_(3.0)
         model.get_input_embeddings().weight[0].normal_(0, 0.02)  # transformers leaves padding's at 0
     model.save_pretrained(folder)
+    if kind == "qwen3_vl_moe":
+        _transpose_experts(folder / "model.safetensors")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     return str(folder)
+
+
+def _transpose_experts(file: Path) -> None:
+    """As released: transformers saves experts that it did not load the other way round."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if ".experts." in name:
+            tensors[name] = tensor.transpose(1, 2).contiguous()
+    save_file(tensors, file, {"format": "pt"})
+
+
+def as_engines_read(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a folder with one for each matrix of an expert."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, is_expert, leaf = name.partition(".experts.")
+        if not is_expert or tensor.dim() != 3:
+            found[name] = tensor
+            continue
+        leaves = ["gate_proj", "up_proj"] if leaf == "gate_up_proj" else ["down_proj"]
+        for number, block in enumerate(tensor):
+            for own, matrix in zip(leaves, block.T.chunk(len(leaves)), strict=True):
+                found[f"{layer}.experts.{number}.{own}.weight"] = matrix.contiguous()
+    return found

@@ -47,6 +47,7 @@ EXPECTED = {
         ("MATH-500 before training, without and with thinking", "91.2, 98.0", QWEN3),
         ("seconds per iteration on 128 H100, 8k tokens", "395 (58.9 tokens/s per GPU)", NEMO),
     ),
+    "qwen3-vl-30b-a3b": (),
     "deepseek-v3": (("MATH-500, AIME 2024 before training", "90.2, 39.2", DEEPSEEK),),
 }
 """Results of others, by recipe: what, how much, where it is published. Every recipe has an entry."""

@@ -19,7 +19,14 @@ from tests.tiny_vision import make_vision_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
-RUN = "deepseek-v3", "qwen2.5-7b-genrm", "qwen2.5-vl-7b-geo3k", "qwen3-30b-a3b", "qwen3-8b-rule"
+RUN = (
+    "deepseek-v3",
+    "qwen2.5-7b-genrm",
+    "qwen2.5-vl-7b-geo3k",
+    "qwen3-30b-a3b",
+    "qwen3-8b-rule",
+    "qwen3-vl-30b-a3b",
+)
 """Each family, layout, placement and kind of reward once."""
 
 ALIKE = {

@@ -15,6 +15,7 @@ from yatt.forecast.memory.fit import memory_plan
 from yatt.launch.checks.planned_memory import check_planned_memory, memory_doubts
 from yatt.launch.checks.policy_check import check_architecture
 from yatt.launch.checks.preflight import check_function, check_length, check_structured
+from yatt.models.folder import decoder_config
 from yatt.models.model import read_model
 from yatt.reward.functions import load_function
 
@@ -86,7 +87,7 @@ def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypat
 def test_the_models_have_the_sizes_of_their_names() -> None:
     names = {
         "Qwen2.5-7B-Instruct": 7.62, "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
-        "DeepSeek-V3": 671.0, "Qwen2.5-VL-7B-Instruct": 8.29,
+        "DeepSeek-V3": 671.0, "Qwen2.5-VL-7B-Instruct": 8.29, "Qwen3-VL-30B-A3B-Instruct": 31.07,
     }  # fmt: skip
     assert set(names) == {folder.name for folder in (FOLDER / "models").iterdir() if folder.is_dir()}
     for name, billions in names.items():
@@ -94,7 +95,8 @@ def test_the_models_have_the_sizes_of_their_names() -> None:
         assert sum(row.num_rows * (row.width or 1) for row in rows) == pytest.approx(
             billions * 1e9, rel=0.003
         )
-        assert json.loads((FOLDER / "models" / name / "config.json").read_text())["torch_dtype"] == "bfloat16"
+        decoder = decoder_config(json.loads((FOLDER / "models" / name / "config.json").read_text()))
+        assert decoder.get("dtype", decoder.get("torch_dtype")) == "bfloat16"
 
 
 @pytest.mark.parametrize(

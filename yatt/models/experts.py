@@ -1,9 +1,11 @@
 """Reads the Hugging Face config of a decoder with mixtures of experts, with Qwen's or DeepSeek's keys."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from yatt.errors import ConfigError
 from yatt.models.dense import Values, config_count, config_size, flag_of, positive_of
+from yatt.models.rows import Stacked, WeightRow
 from yatt.models.shape import Experts, Shape, SigmoidRouter
 
 SIGMOID_ALLOWED = {
@@ -81,6 +83,19 @@ def with_sigmoid_experts(values: Values, dense: Shape, defaults: Values) -> Shap
     ]
     extra = config_count(filled, "num_nextn_predict_layers")
     return replace(dense, layers=tuple(layers), num_extra_layers=extra)
+
+
+def with_stacked_experts(rows: Iterable[WeightRow], count: int) -> list[WeightRow]:
+    """The rows of a model whose files have all `count` experts of a layer in two tensors: one of gate and up,
+    and one of the matrix back."""
+    return [_stacked(row, count) if row.is_expert else row for row in rows]
+
+
+def _stacked(row: WeightRow, count: int) -> WeightRow:
+    layer, _, rest = row.parts[0].name.partition(".experts.")
+    leaf = "gate_up_proj" if len(row.parts) == 2 else "down_proj"
+    number = int(rest.partition(".")[0])
+    return replace(row, stacked=Stacked(f"{layer}.experts.{leaf}", number, count))
 
 
 def _check_choice(experts: Experts, router: SigmoidRouter) -> None:

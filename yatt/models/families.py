@@ -6,7 +6,7 @@ from typing import Any
 
 from yatt.errors import ConfigError
 from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
-from yatt.models.experts import with_experts, with_sigmoid_experts
+from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
 from yatt.models.latent import read_latent
 from yatt.models.pictures.tower import QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
@@ -143,14 +143,40 @@ def _deepseek_rows(shape: Shape) -> list[WeightRow]:
     return decoder_table(shape, layer_rows(shape, LayerNames(shared="mlp.shared_experts")))
 
 
+_QWEN3_VL_MOE = {
+    **_QWEN3_MOE, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "max_position_embeddings": 128000, "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
+    "num_experts": 60, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+def _qwen3_vl_moe(values: Mapping[str, Any]) -> Shape:
+    if (found := values.get("norm_topk_prob")) is not True:  # transformers takes it for true, vLLM does not
+        raise ConfigError(
+            f"model.path: config.json says norm_topk_prob={found!r}; text_config needs norm_topk_prob=true, "
+            "which released models have."
+        )
+    shape = with_experts(values, read_dense(values, _QWEN3_VL_MOE, has_qk_norm=True), _QWEN3_VL_MOE)
+    if shape.experts and shape.hidden_size in (shape.experts.size, 2 * shape.experts.size):
+        raise ConfigError(
+            f"model.path: config.json says hidden_size={shape.hidden_size} and moe_intermediate_size="
+            f"{shape.experts.size}; it cannot be told whether such experts are transposed in the files."
+        )
+    return shape
+
+
 def _seeing(
     model_type: str, architecture: str, kind: TowerKind, read: Callable[[Mapping[str, Any]], Shape]
 ) -> Family:
     """A family whose decoder is another's."""
+
+    def rows(shape: Shape) -> list[WeightRow]:
+        table = seeing_rows(shape, kind, dense_rows(shape))
+        return with_stacked_experts(table, shape.experts.num_experts) if shape.experts else table
+
     return Family(
         model_type=model_type, architecture=architecture,
-        read=lambda values: read_seeing(values, kind, read),
-        rows=lambda shape: seeing_rows(shape, kind, dense_rows(shape)), takes_pictures=True,
+        read=lambda values: read_seeing(values, kind, read), rows=rows, takes_pictures=True,
     )  # fmt: skip
 
 
@@ -172,5 +198,6 @@ FAMILIES = {
         ),
         _seeing("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN2_5, _qwen2),
         _seeing("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3, _qwen3),
+        _seeing("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", QWEN3, _qwen3_vl_moe),
     )
 }

@@ -30,6 +30,16 @@ class Part:
     num_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A block of a tensor of files that has the matrices of a layer's `count` experts, each transposed:
+    `name` is [count, columns, rows]."""
+
+    name: str
+    index: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRow:
     """One parameter.
@@ -41,6 +51,7 @@ class WeightRow:
         is_padded: the number of rows is padded to a multiple of the tensor-parallel size.
         tail: sizes of the tensor in files after the first, where they are more than one (a convolution);
             their product is `width`.
+        stacked: where files have it; None: in the tensors that its parts name, which engines always read.
     """
 
     name: str
@@ -49,6 +60,7 @@ class WeightRow:
     groups: int = 1
     is_padded: bool = False
     tail: tuple[int, ...] = ()
+    stacked: Stacked | None = None
 
     @property
     def num_rows(self) -> int:
@@ -62,7 +74,7 @@ class WeightRow:
 
     @property
     def file_shape(self) -> tuple[int, ...]:
-        """Shape of the whole parameter as files have it, without padding."""
+        """Shape of the whole parameter as engines read it, without padding."""
         return (self.num_rows, *self.tail) if self.tail else self.full_shape
 
     @property

@@ -3,7 +3,7 @@
 For code that moves bytes without tensors; `yatt.weights.convert.fuse_tensors` does the same with tensors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from yatt.models.rows import WeightRow
 
@@ -14,6 +14,8 @@ class RowSpan:
 
     Args:
         name: of the Hugging Face tensor.
+        block: of a tensor [blocks, columns, rows], in which they are consecutive columns; None: of two
+            dimensions at most.
         first: row of that tensor.
         begin: row of the parameter.
     """
@@ -22,6 +24,7 @@ class RowSpan:
     first: int
     begin: int
     num_rows: int
+    block: int | None = None
 
     @property
     def end(self) -> int:
@@ -30,7 +33,8 @@ class RowSpan:
 
 
 def row_spans(row: WeightRow) -> list[RowSpan]:
-    """Returns the spans of a parameter in the order of its rows; together they are all of its rows."""
+    """Returns the spans of a parameter in tensors as engines read them, in the order of its rows; together
+    they are all of its rows."""
     firsts, taken = [], dict.fromkeys(row.hf_names, 0)
     for part in row.parts:
         firsts.append(taken[part.name])
@@ -44,6 +48,13 @@ def row_spans(row: WeightRow) -> list[RowSpan]:
     return spans
 
 
+def file_spans(row: WeightRow) -> list[RowSpan]:
+    """Returns the spans of a parameter in the tensors of a folder's files."""
+    if (own := row.stacked) is None:
+        return row_spans(row)
+    return [RowSpan(name=own.name, first=0, begin=0, num_rows=row.num_rows, block=own.index)]
+
+
 def spans_within(spans: list[RowSpan], begin: int, end: int) -> list[RowSpan]:
     """Returns the parts of the spans that are in the rows [begin, end) of the parameter."""
     found = []
@@ -51,5 +62,5 @@ def spans_within(spans: list[RowSpan], begin: int, end: int) -> list[RowSpan]:
         low, high = max(begin, span.begin), min(end, span.end)
         if low < high:
             first = span.first + low - span.begin
-            found.append(RowSpan(name=span.name, first=first, begin=low, num_rows=high - low))
+            found.append(replace(span, first=first, begin=low, num_rows=high - low))
     return found

@@ -1,6 +1,6 @@
 """Compares the tensors of a model folder with a weight table, before anything is started."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
@@ -19,10 +19,14 @@ def tensor_faults(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
     `UNUSED_SUFFIXES`, the output matrix if it is tied to the embedding, and the layers after the last one if
     config.json says how many there are (multi-token prediction).
     """
-    wanted = {name: shape for row in model.rows for name, shape in hf_shapes(row).items()}
+    wanted = file_shapes(model.rows)
     if missing := [name for name in wanted if name not in shapes]:
         yield f"has no tensor {_some(missing)}; its config.json promises them"
-    if other := [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]:
+    turned = {row.stacked.name: turned_shape(row) for row in model.rows if row.stacked}
+    other = [
+        name for name, shape in wanted.items() if shapes.get(name, shape) not in (shape, turned.get(name))
+    ]
+    if other:
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         first = f"{other[0]} with shape {shapes[other[0]]}; its config.json promises {wanted[other[0]]}"
         yield f"has the tensor {first}{more}"
@@ -34,8 +38,23 @@ def tensor_faults(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
         yield f"has tensors that the weight table does not use: {_some(sorted(unused))}"
 
 
+def file_shapes(rows: Iterable[WeightRow]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that a folder of these rows has, by name."""
+    found = dict[str, tuple[int, ...]]()
+    for row in rows:
+        own = row.stacked
+        found |= {own.name: (own.count, row.width, row.num_rows)} if own else hf_shapes(row)
+    return found
+
+
+def turned_shape(row: WeightRow) -> tuple[int, int, int]:
+    """Shape of the tensor that has a stacked row in files that transformers has saved."""
+    assert row.stacked is not None, "a stacked row"
+    return row.stacked.count, row.num_rows, row.width
+
+
 def hf_shapes(row: WeightRow) -> dict[str, tuple[int, ...]]:
-    """Shapes of the row's Hugging Face tensors, by name."""
+    """Shapes of the row's Hugging Face tensors as engines read them, by name."""
     rows = dict.fromkeys(row.hf_names, 0)
     for part in row.parts:
         rows[part.name] += part.num_rows

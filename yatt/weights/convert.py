@@ -21,7 +21,7 @@ from yatt.adapters.files.patience import LIMIT_S, with_retries
 from yatt.errors import ConfigError
 from yatt.models.quantized import BLOCK, SCALE, scale_shape
 from yatt.models.rows import EMBEDDING, OUTPUT, ROUTER_BIAS, WeightRow
-from yatt.models.tensors import hf_shapes
+from yatt.models.tensors import file_shapes, hf_shapes, turned_shape
 from yatt.weights.tensor_file import TensorFile
 
 T = TypeVar("T")
@@ -87,12 +87,28 @@ class HFTensors:
             else tensor
         )
 
-    def _read(self, name: str) -> Tensor:
+    def read_parameter(self, row: WeightRow) -> Tensor:
+        """Reads one whole parameter to the CPU.
+
+        Raises:
+            ConfigError: one of its tensors is missing, or has another shape than the table promises.
+        """
+        if (own := row.stacked) is None:
+            return fuse_tensors(row, [self.read(name) for name in row.hf_names])
+        if (found := self._file(own.name).shape(own.name)) == turned_shape(row):
+            return self._read(own.name, own.index)
+        _check_shape(own.name, found, file_shapes([row])[own.name])
+        return self._read(own.name, own.index).T.contiguous()
+
+    def _file(self, name: str) -> TensorFile:
         if name not in self._file_of:
             raise ConfigError(
                 f"model.path: {self._folder} has no tensor {name}; its config.json promises one."
             )
-        return self._patiently(partial(self._file_of[name].read, name, self._tick))
+        return self._file_of[name]
+
+    def _read(self, name: str, block: int | None = None) -> Tensor:
+        return self._patiently(partial(self._file(name).read, name, self._tick, block))
 
     def _patiently(self, work: Callable[[], T]) -> T:
         def failed(error: Exception) -> None:
@@ -169,7 +185,7 @@ def load_weights(
     table = {row.name: row for row in rows}
     for name, parameter in named_weights(models, groups):
         row = parameter_row(table, name)
-        full = fuse_tensors(row, [source.read(hf_name) for hf_name in row.hf_names])
+        full = source.read_parameter(row)
         sharing = groups.sharing(row)
         shard = cut_shard(row, full, cut_of(row, parameter), rank=sharing.rank(), size=sharing.size())
         if shard.shape != parameter.shape:
@@ -197,8 +213,8 @@ def parameter_row(table: Mapping[str, WeightRow], name: str) -> WeightRow:
 @torch.no_grad()
 def export_weights(
     models: Sequence[nn.Module], rows: Sequence[WeightRow], groups: ParallelGroups
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields Hugging Face names and full tensors one by one, the same on every rank.
+) -> Iterator[tuple[WeightRow, Tensor]]:
+    """Yields whole parameters one by one, the same on every rank.
 
     Collective over all groups: every rank must exhaust the iterator.
 
@@ -221,7 +237,7 @@ def export_weights(
             dist.broadcast(full, group_src=expert_rank, group=groups.ep)
         if groups.pp.size() > 1:
             dist.broadcast(full, group_src=stage, group=groups.pp)
-        yield from zip(row.hf_names, pick_tensors(row, full), strict=True)
+        yield row, full
 
 
 def _owners(
@@ -258,12 +274,15 @@ def fuse_tensors(row: WeightRow, tensors: Sequence[Tensor]) -> Tensor:
         ConfigError: a tensor has not the rows that the table promises.
     """
     for (name, wanted), tensor in zip(hf_shapes(row).items(), tensors, strict=True):
-        if tuple(tensor.shape) != wanted:
-            raise ConfigError(
-                f"model.path: the tensor {name} has shape {tuple(tensor.shape)}; its config.json promises "
-                f"{wanted}."
-            )
+        _check_shape(name, tuple(tensor.shape), wanted)
     return _interleaved(row, _parts(row, dict(zip(row.hf_names, tensors, strict=True))))
+
+
+def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if found != wanted:
+        raise ConfigError(
+            f"model.path: the tensor {name} has shape {found}; its config.json promises {wanted}."
+        )
 
 
 def pick_tensors(row: WeightRow, full: Tensor) -> list[Tensor]:

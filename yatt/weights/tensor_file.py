@@ -36,11 +36,16 @@ class TensorFile:
         """Names of its tensors."""
         return tuple(self._places)
 
-    def read(self, name: str, tick: Callable[[], None]) -> Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one of its tensors."""
+        return self._places[name].shape
+
+    def read(self, name: str, tick: Callable[[], None], block: int | None = None) -> Tensor:
         """Reads one tensor to the CPU.
 
         Args:
             tick: called after each `CHUNK_BYTES`.
+            block: only this one of its first dimension; None: all of it.
 
         Raises:
             OSError: it cannot be read.
@@ -50,15 +55,18 @@ class TensorFile:
         if (dtype := DTYPES.get(place.dtype)) is None:
             known = ", ".join(DTYPES)
             raise ConfigError(f"model.path: {self._path}: tensor {name} is {place.dtype}; known are {known}.")
-        data = torch.empty(place.size_bytes, dtype=torch.uint8)
+        shape, size_bytes = place.shape, place.size_bytes
+        if block is not None:
+            shape, size_bytes = shape[1:], size_bytes // shape[0]
+        data = torch.empty(size_bytes, dtype=torch.uint8)
         view = data.numpy().data
         with self._path.open("rb", buffering=0) as file:
-            file.seek(place.begin)
+            file.seek(place.begin + (block or 0) * size_bytes)
             at = 0
-            while at < place.size_bytes:
+            while at < size_bytes:
                 count = file.readinto(view[at : at + CHUNK_BYTES])
                 if not count:
                     raise invalid_file(self._path, f"ends within tensor {name}")
                 at += count
                 tick()
-        return data.view(dtype).view(place.shape)
+        return data.view(dtype).view(shape)

@@ -11,7 +11,7 @@ from megatron.core import parallel_state as mpu
 from safetensors.torch import save_file
 
 from yatt.trainer.mcore.model import Policy
-from yatt.weights.convert import export_weights
+from yatt.weights.convert import export_weights, pick_tensors
 
 
 class _Seen(Exception):
@@ -86,8 +86,11 @@ def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:
     for parameter in parameters:
         is_trained = parameter.requires_grad
         parameter.data = parameter.main_grad.clone() if is_trained else torch.zeros_like(parameter)
-    tensors = export_weights(policy.models, policy.rows, policy.groups)
-    gradient = {name: tensor.contiguous().clone() for name, tensor in tensors}
+    gradient = {
+        name: tensor.contiguous().clone()
+        for row, full in export_weights(policy.models, policy.rows, policy.groups)
+        for name, tensor in zip(row.hf_names, pick_tensors(row, full), strict=True)
+    }
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
     return gradient

@@ -351,6 +351,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "publish": lambda: publish(worker, at.folder / argument),
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
         "seen": lambda: notes.update(seen=sampled_logprobs(worker, order_of(argument))),
+        "seen_last": lambda: notes.update(seen_last=sampled_logprobs(worker, order_of(argument))),
         "moved": lambda: with_moved_routers(gradient),
         "state": state,
         "nap": lambda: nap(worker, notes),

@@ -309,6 +309,29 @@ def test_spans_say_what_pick_does():
     assert cut_dim(rows[0]) == 0
 
 
+@pytest.mark.parametrize("is_turned", [False, True], ids=["released", "by transformers"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts_in_one_tensor_are_written_as_released(tmp_path, layout, is_turned, monkeypatch):
+    """Whichever way round the folder has them, and however pieces and bands cut them."""
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(from_hf, "CHUNK_BYTES", 1 << 12)
+    source = Path(make_vision_model(tmp_path / "source", "qwen3_vl_moe"))
+    wanted = tensors_in(source)
+    if is_turned:
+        stacks = {n: t.transpose(1, 2).contiguous() for n, t in wanted.items() if ".experts." in n}
+        save_file(wanted | stacks, source / "model.safetensors", {"format": "pt"})
+    imported = FolderStore(tmp_path / "imported")
+    to_checkpoint(opened(source), imported, "imported", "imported", lambda _: None)
+    form = FolderForm(dtype="float32")
+    of_folder = exported(Checkpoints(imported, 0), source, tmp_path / "of-folder", form=form)
+    assert of_folder.keys() == wanted.keys()
+    assert all(torch.equal(of_folder[name], wanted[name]) for name in wanted)
+    checkpoints = saved(FolderStore(tmp_path / "store"), source, **LAYOUTS[layout])
+    of_run = exported(checkpoints, source, tmp_path / "of-run")
+    assert all(torch.equal(of_run[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tower_goes_to_a_checkpoint_and_back_to_the_bit(tmp_path, kind):
     """Its convolution has five dimensions in files, and two in a checkpoint."""

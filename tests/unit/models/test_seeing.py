@@ -11,7 +11,7 @@ from tests.tiny_vision import KINDS, make_vision_model
 from yatt.errors import ConfigError
 from yatt.models.folder import takes_pictures
 from yatt.models.model import Model, model_of, read_model
-from yatt.models.tensors import tensor_faults
+from yatt.models.tensors import file_shapes, tensor_faults
 
 QWEN2_5_7B = {
     "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
@@ -46,6 +46,18 @@ QWEN3_8B = {
 }  # fmt: skip
 
 
+QWEN3_30B_A3B = {
+    **QWEN3_8B, "model_type": "qwen3_vl_moe",
+    "text_config": QWEN3_8B["text_config"] | {
+        "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 6144, "mlp_only_layers": [],
+        "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+    },
+    "vision_config": QWEN3_8B["vision_config"] | {"out_hidden_size": 2048, "model_type": "qwen3_vl_moe"},
+}  # fmt: skip
+
+
 def shapes_in(folder: str) -> dict[str, tuple[int, ...]]:
     found = {}
     for file in Path(folder).glob("*.safetensors"):
@@ -73,6 +85,25 @@ def test_the_table_has_every_tensor_of_the_files_with_its_shape(tmp_path: Path, 
 def test_released_configs_have_the_released_number_of_elements() -> None:
     assert num_elements(model_of(QWEN2_5_7B)) == 8_292_166_656
     assert num_elements(model_of(QWEN3_8B)) == 8_767_123_696
+    assert num_elements(model_of(QWEN3_30B_A3B)) == 31_070_754_032
+
+
+def test_experts_of_a_layer_are_two_tensors_of_files_and_one_each_for_engines() -> None:
+    model = model_of(QWEN3_30B_A3B)
+    shapes, layer = file_shapes(model.rows), "model.language_model.layers.47.mlp.experts."
+    assert shapes[layer + "gate_up_proj"] == (128, 2048, 1536)
+    assert shapes[layer + "down_proj"] == (128, 768, 2048)
+    names = {name for row in model.rows for name in row.hf_names}
+    assert {layer + "127.gate_proj.weight", layer + "127.up_proj.weight"} <= names
+    turned = {
+        name: (shape[0], shape[2], shape[1]) if ".experts." in name else shape
+        for name, shape in shapes.items()
+    }
+    assert list(tensor_faults(model, turned)) == [], "as transformers saves them"
+    wrong = shapes | {layer + "down_proj": (128, 2048, 2048)}
+    assert "down_proj with shape (128, 2048, 2048); its config.json promises" in "".join(
+        tensor_faults(model, wrong)
+    )
 
 
 def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
@@ -103,6 +134,9 @@ def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
         (QWEN2_5_7B, "rope_scaling.mrope_section", [16, 24, 25], "its sum has to be half of a head's 128"),
         (QWEN2_5_7B, "use_sliding_window", True, "use_sliding_window=True"),
         (QWEN2_5_7B, "vision_config.spatial_patch_size", 16, "spatial_patch_size=16; it needs 14"),
+        (QWEN3_30B_A3B, "text_config.norm_topk_prob", None, "text_config needs norm_topk_prob=true"),
+        (QWEN3_30B_A3B, "text_config.moe_intermediate_size", 1024, "experts are transposed in the files"),
+        (QWEN3_30B_A3B, "text_config.moe_intermediate_size", 2048, "experts are transposed in the files"),
     ],
 )
 def test_settings_that_are_not_implemented_are_refused_by_name(

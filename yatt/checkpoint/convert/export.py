@@ -16,9 +16,9 @@ from yatt.checkpoint.commit.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_p
 from yatt.checkpoint.commit.verifying import incomplete_tensors
 from yatt.checkpoint.convert.hf_folder import (
     FILE_BYTES,
-    FolderTensor,
     FolderWriter,
     copy_side_files,
+    planned_tensors,
     whole_folder,
 )
 from yatt.checkpoint.store.store import Store
@@ -26,8 +26,7 @@ from yatt.checkpoint.store.streams import CHUNK_BYTES, Tick, in_threads
 from yatt.errors import CheckpointError, ConfigError
 from yatt.models.folder import ModelFolder
 from yatt.models.rows import WeightRow
-from yatt.models.spans import RowSpan, row_spans, spans_within
-from yatt.models.tensors import hf_shapes
+from yatt.models.spans import RowSpan, file_spans, spans_within
 from yatt.records.message import ShardFile, TensorPiece
 
 KINDS = ("model", "main")
@@ -82,16 +81,12 @@ def export_as_hf(
         raise CheckpointError(str(damages[0]))
     free = [kinds[row.name][1] for row in model.rows if not row.is_fixed]
     written = max(set(free), key=free.count)
-    tensors = [
-        FolderTensor(name=hf_name, dtype=dtypes[row.name], shape=shape)
-        for row in model.rows
-        for hf_name, shape in hf_shapes(row).items()
-    ]
+    tensors = planned_tensors(model.rows, dtypes)
     with whole_folder(target) as folder:
         copy_side_files(source.path, folder, written)
         writer = FolderWriter(folder, tensors, form.file_bytes)
         try:
-            spans = {key: row_spans(row) for key, row in rows.items()}
+            spans = {key: file_spans(row) for key, row in rows.items()}
             work = partial(_copy, checkpoints.store, writer, spans)
             in_threads(_groups(manifest, rows), work, tick)
             writer.finish()
@@ -169,15 +164,9 @@ def _copy(
 def _scatter(writer: FolderWriter, spans: list[RowSpan], piece: TensorPiece, data: memoryview) -> None:
     """Writes a box of a parameter to the rows of Hugging Face tensors that it is made of."""
     item = ITEM_BYTES[piece.dtype]
-    columns = piece.global_shape[1] if len(piece.global_shape) > 1 else 1
     width = piece.local_shape[1] if len(piece.local_shape) > 1 else 1
     column = piece.global_offset[1] if len(piece.global_offset) > 1 else 0
     begin, end = piece.global_offset[0], piece.global_offset[0] + piece.local_shape[0]
     for span in spans_within(spans, begin, end):
         rows = data[(span.begin - begin) * width * item : (span.end - begin) * width * item]
-        if width == columns:
-            writer.write(span.name, span.first * columns * item, rows)
-            continue
-        for number in range(span.num_rows):  # a box of some columns: each row is apart from the next
-            at = ((span.first + number) * columns + column) * item
-            writer.write(span.name, at, rows[number * width * item : (number + 1) * width * item])
+        writer.write_box(span, rows, column, width)

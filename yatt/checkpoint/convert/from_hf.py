@@ -30,8 +30,8 @@ from yatt.errors import ConfigError
 from yatt.models.folder import ModelFolder
 from yatt.models.quantized import without_scales
 from yatt.models.rows import WeightRow
-from yatt.models.spans import row_spans, spans_within
-from yatt.models.tensors import tensor_faults
+from yatt.models.spans import RowSpan, file_spans, spans_within
+from yatt.models.tensors import file_shapes, tensor_faults
 from yatt.records.message import PlannedPiece, ShardFile
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def folder_tensors(source: ModelFolder) -> dict[str, _Source]:
     model = source.model
     if faults := [*tensor_faults(model, shapes)]:
         raise ConfigError(f"{source.path} {faults[0]}.")
-    for name in (name for row in model.rows for name in row.hf_names):
+    for name in file_shapes(model.rows):
         if (dtype := found[name].place.dtype) not in DTYPES:
             raise ConfigError(
                 f"{source.path}: {name} is {dtype}; it must be one of {', '.join(DTYPES)}. A run reads FP8; "
@@ -189,17 +189,27 @@ def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[bytes]:
     import numpy as np
 
     parts = []
-    for span in spans_within(row_spans(band.row), band.begin, band.end):
+    for span in spans_within(file_spans(band.row), band.begin, band.end):
         tensor = tensors[span.name]
-        size_bytes = math.prod(band.shape[1:]) * ITEM_BYTES[tensor.place.dtype]
-        data = _read(tensor, span.first * size_bytes, span.num_rows * size_bytes)
-        parts.append(_as_float32(tensor.place.dtype, data))
+        parts.append(_elements(tensor, span, math.prod(band.shape[1:])))
         if np.isnan(parts[-1]).any():
             raise ConfigError(f"{tensor.file}: {span.name} has elements that are not numbers.")
     values = np.concatenate(parts)
     yield values.tobytes()
     if not band.row.is_fixed:
         yield _as_bfloat16(values)
+
+
+def _elements(tensor: _Source, span: RowSpan, columns: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    """The rows of a span, one after the other."""
+    dtype = tensor.place.dtype
+    size_bytes, rows = columns * ITEM_BYTES[dtype], math.prod(tensor.place.shape[1:]) // columns
+    first = span.first + (span.block or 0) * rows
+    if span.block is None or tensor.place.shape[1] == rows:
+        return _as_float32(dtype, _read(tensor, first * size_bytes, span.num_rows * size_bytes))
+    data = _read(tensor, span.block * rows * size_bytes, rows * size_bytes)
+    block = _as_float32(dtype, data).reshape(columns, rows)
+    return block[:, span.first : span.first + span.num_rows].T.flatten()
 
 
 def _read(tensor: _Source, begin: int, size_bytes: int) -> bytes:

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,9 @@ from yatt.checkpoint.commit.pieces import in_files
 from yatt.errors import ConfigError
 from yatt.models.folder import CONFIG, INDEX, SIDE_FILES
 from yatt.models.quantized import exported_config
+from yatt.models.rows import WeightRow
+from yatt.models.spans import RowSpan
+from yatt.models.tensors import file_shapes
 from yatt.plain_files import read_plain
 
 MOST_SIDE_BYTES = 1 << 29
@@ -51,6 +54,19 @@ class FolderTensor:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+def planned_tensors(rows: Iterable[WeightRow], dtypes: Mapping[str, str]) -> list[FolderTensor]:
+    """Returns the tensors of a folder of these rows.
+
+    Args:
+        dtypes: of each row by its name, as in the header of a safetensors file.
+    """
+    found: dict[str, FolderTensor] = {}
+    for row in rows:
+        for name, shape in file_shapes([row]).items():
+            found[name] = FolderTensor(name=name, dtype=dtypes[row.name], shape=shape)
+    return [*found.values()]
+
+
 class FolderWriter:
     """Writes ranges of tensors, in any order, from any thread.
 
@@ -61,7 +77,7 @@ class FolderWriter:
 
     def __init__(self, folder: Path, tensors: Sequence[FolderTensor], file_bytes: int = FILE_BYTES) -> None:
         self._folder, self._file_of = folder, dict[str, str]()
-        self._places: dict[str, tuple[int, int]] = {}
+        self._places: dict[str, tuple[int, int, FolderTensor]] = {}
         self._descriptors: list[int] = []
         self._size_bytes = sum(tensor.size_bytes for tensor in tensors)
         dealt = in_files(tensors, lambda tensor: tensor.size_bytes, file_bytes)
@@ -74,11 +90,34 @@ class FolderWriter:
         Raises:
             OSError: the filesystem failed.
         """
-        descriptor, first = self._places[name]
+        descriptor, first, _ = self._places[name]
         at, view = first + begin, memoryview(data)
         while view:
             written = os.pwrite(descriptor, view, at)
             at, view = at + written, view[written:]
+
+    def write_box(self, span: RowSpan, data: Buffer, column: int, width: int) -> None:
+        """Writes the rows of a span, `width` columns of each from `column` on.
+
+        Raises:
+            OSError: the filesystem failed.
+        """
+        _, _, tensor = self._places[span.name]
+        item = ITEM_BYTES[tensor.dtype]
+        columns, rows = math.prod(tensor.shape[1:]), (span.num_rows, width)
+        at = span.first * columns + column
+        if span.block is not None:
+            _, columns, height = tensor.shape
+            data, rows = _transposed(data, *rows, item), (width, span.num_rows)
+            at, columns = (span.block * columns + column) * height + span.first, height
+        count, length = rows
+        if length == columns:
+            self.write(span.name, at * item, data)
+            return
+        view = memoryview(data)
+        for number in range(count):  # each row is apart from the next
+            own = view[number * length * item : (number + 1) * length * item]
+            self.write(span.name, (at + number * columns) * item, own)
 
     def finish(self) -> None:
         """Makes all files durable, and writes the index."""
@@ -101,9 +140,16 @@ class FolderWriter:
         os.pwrite(descriptor, header, 0)
         begin = len(header)
         for tensor in tensors:
-            self._places[tensor.name] = descriptor, begin
+            self._places[tensor.name] = descriptor, begin, tensor
             self._file_of[tensor.name] = file
             begin += tensor.size_bytes
+
+
+def _transposed(data: Buffer, num_rows: int, width: int, item: int) -> bytes:
+    """The bytes of a matrix [num_rows, width], column by column."""
+    import numpy as np
+
+    return np.frombuffer(data, f"<u{item}").reshape(num_rows, width).T.tobytes()
 
 
 @contextlib.contextmanager

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.checkpoint.commit.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
-from yatt.checkpoint.convert.hf_folder import FolderTensor, FolderWriter, copy_side_files
+from yatt.checkpoint.convert.hf_folder import FolderWriter, copy_side_files, planned_tensors
 from yatt.checkpoint.local.local_first import Ranges
 from yatt.config.schema import ModelSection
 from yatt.errors import CheckpointError
 from yatt.models.rows import WeightRow
-from yatt.models.spans import row_spans
-from yatt.models.tensors import hf_shapes
+from yatt.models.spans import file_spans
 from yatt.trainer.scripted.state import MAIN, MODEL, MOMENTS, state_elements, state_in
 
 
@@ -68,12 +67,8 @@ def write_folder(
     folder.mkdir(exist_ok=True)  # no parents: do not recreate a removed run folder
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        tensors = [
-            FolderTensor(name=name, dtype=SAFETENSORS_NAMES[dtype], shape=shape)
-            for row in rows
-            for name, shape in hf_shapes(row).items()
-        ]
-        writer = FolderWriter(made, tensors)
+        kind = SAFETENSORS_NAMES[dtype]
+        writer = FolderWriter(made, planned_tensors(rows, {row.name: kind for row in rows}))
         try:
             for row in rows:
                 _write_row(writer, row, f"{key}.{row.name}", dtype, state)
@@ -90,7 +85,11 @@ def write_folder(
 
 def _write_row(writer: FolderWriter, row: WeightRow, key: str, dtype: str, state: bytes) -> None:
     width, item = row.width or 1, ITEM_BYTES[dtype]
-    for span in row_spans(row):
+    for span in file_spans(row):
+        if span.block is not None:
+            whole = b"".join(state_elements(key, dtype, state, span.begin * width, span.num_rows * width))
+            writer.write_box(span, whole, 0, width)
+            continue
         at = span.first * width * item
         for block in state_elements(key, dtype, state, span.begin * width, span.num_rows * width):
             writer.write(span.name, at, block)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from yatt.adapters.files.patience import LIMIT_S, with_retries
+from yatt.models.rows import WeightRow
 from yatt.trainer.forward.passes import Tick
 from yatt.trainer.mcore.model import Policy
-from yatt.weights.convert import export_weights, write_index
+from yatt.weights.convert import export_weights, pick_tensors, write_index
 
 BUCKET_BYTES = 256 << 20
 
@@ -55,11 +57,37 @@ def _buckets(policy: Policy, *, copies: bool) -> Iterator[dict[str, Tensor]]:
     """Yields weights by name; copies of them if `copies`, because parts of fused weights share memory."""
     bucket: dict[str, Tensor] = {}
     size = 0
-    for name, tensor in export_weights(policy.models, policy.rows, policy.groups):
-        bucket[name] = tensor.contiguous().clone() if copies else tensor
-        size += tensor.nbytes
+    stacks = _Stacks()
+    for row, full in export_weights(policy.models, policy.rows, policy.groups):
+        for name, tensor in stacks.tensors_of(row, full, copies=copies):
+            bucket[name] = tensor
+            size += tensor.nbytes
         if size >= BUCKET_BYTES:
             yield bucket
             bucket, size = {}, 0
     if bucket:
         yield bucket
+
+
+class _Stacks:
+    """Makes tensors of files from whole parameters; the experts of a layer wait until all are there."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[Tensor, set[int]]] = {}
+
+    def tensors_of(self, row: WeightRow, full: Tensor, *, copies: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors that are complete with this parameter; their values only if `copies`."""
+        if (own := row.stacked) is None:
+            for name, tensor in zip(row.hf_names, pick_tensors(row, full), strict=True):
+                yield name, tensor.contiguous().clone() if copies else tensor
+            return
+        if own.name not in self._waiting:
+            shape = (own.count, row.width, row.num_rows)
+            device = "cpu" if copies else "meta"
+            self._waiting[own.name] = torch.empty(shape, dtype=full.dtype, device=device), set()
+        stack, there = self._waiting[own.name]
+        stack[own.index].copy_(full.T)
+        there.add(own.index)
+        if len(there) == own.count:
+            del self._waiting[own.name]
+            yield own.name, stack
