@@ -8,13 +8,16 @@ FAMILIES = {
     "qwen3_vl": ("Qwen2VLImageProcessor", 16, {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}),
     "glm4v_moe": ("Glm4vImageProcessor", 14, {"shortest_edge": 56 * 56, "longest_edge": 2 * 224 * 224}),
 }
-"""Class of the processor, side of a patch, and limits of a picture's pixels."""
+"""Class of the processor, side of a patch, and limits of a picture's pixels; GLM's are of two frames."""
+
+_MARKS = {"glm4v_moe": ("image_start_token_id", "image_end_token_id")}
 
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def write_processor(folder: Path, family: str = "qwen3_vl", **changes: object) -> Path:
-    """Writes preprocessor_config.json of a family; returns the folder."""
+    """Writes preprocessor_config.json of a family, and the keys of config.json that go with it; returns the
+    folder."""
     kind, patch, size = FAMILIES[family]
     settings = {
         "image_processor_type": kind, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
@@ -23,4 +26,7 @@ def write_processor(folder: Path, family: str = "qwen3_vl", **changes: object) -
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    begin, end = _MARKS.get(family, ("vision_start_token_id", "vision_end_token_id"))
+    config = {"model_type": family, "vision_config": {}, begin: 3, end: 4, "image_token_id": 5}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder

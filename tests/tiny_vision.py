@@ -13,7 +13,15 @@ from tests.tiny_processors import write_processor
 IDS = {
     "vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6,
 }  # fmt: skip
-KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+IDS_OF_GLM = {
+    "image_start_token_id": 3, "image_end_token_id": 4, "image_token_id": 5, "video_token_id": 6,
+    "video_start_token_id": 7, "video_end_token_id": 8,
+}  # fmt: skip
+_GLM_TOKENS = [
+    "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>",
+    "<|end_of_video|>",
+]  # fmt: skip
+KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe")
 _TEXT = {
     "vocab_size": VOCAB_SIZE, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -39,6 +47,17 @@ def config_of(kind: str) -> Any:
             "fullatt_block_indexes": [1],
         }  # fmt: skip
         make = transformers.Qwen2_5_VLConfig
+    elif kind == "glm4v_moe":
+        text = _TEXT | {
+            "hidden_size": 64, "head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
+            "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True, "attention_bias": True,
+            "use_qk_norm": False,            "rope_parameters": rope([2, 3, 3], partial_rotary_factor=0.5),
+        }  # fmt: skip
+        vision = {"depth": 2, "patch_size": 14, "out_hidden_size": 64, "image_size": 112}
+        return transformers.Glm4vMoeConfig(
+            text_config=text, vision_config=_VISION | vision, tie_word_embeddings=False, **IDS_OF_GLM
+        )
     else:
         sections = rope([6, 5, 5], mrope_interleaved=True)
         text = _TEXT | {"hidden_size": 64, "head_dim": 32, "rope_parameters": sections}
@@ -64,7 +83,12 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
     import torch
     import transformers
 
-    make_tokenizer(folder, [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT)
+    tokens, chat = [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT
+    if kind == "glm4v_moe":
+        begin, end, picture, *_ = _GLM_TOKENS
+        chat = VISION_CHAT.replace("<|vision_start|><|image_pad|><|vision_end|>", begin + picture + end)
+        tokens = _GLM_TOKENS
+    make_tokenizer(folder, tokens, chat)
     write_processor(folder, "qwen3_vl" if kind == "qwen3_vl_moe" else kind)
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config_of(kind)).float()
@@ -75,6 +99,9 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
             elif "embed" not in name and "patch" not in name:
                 tensor.mul_(3.0)
         model.get_input_embeddings().weight[0].normal_(0, 0.02)  # transformers leaves padding's at 0
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
     model.save_pretrained(folder)
     if kind == "qwen3_vl_moe":
         _transpose_experts(folder / "model.safetensors")

@@ -8,7 +8,7 @@ from yatt.errors import ConfigError
 from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
 from yatt.models.latent import read_latent
-from yatt.models.pictures.tower import QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
+from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
 from yatt.models.shape import Shape
 
@@ -27,14 +27,14 @@ class Family:
         architecture: the class in transformers and vLLM, as in config.json.
         read: from the content of config.json to the shape; raises ConfigError with the key that it refuses.
         rows: the weight table of a shape.
-        takes_pictures: it has a tower for pictures before the decoder.
+        tower: the kind of its tower for pictures before the decoder; None: it takes text only.
     """
 
     model_type: str
     architecture: str
     read: Callable[[Mapping[str, Any]], Shape]
     rows: Callable[[Shape], list[WeightRow]] = dense_rows
-    takes_pictures: bool = False
+    tower: TowerKind | None = None
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -150,12 +150,17 @@ _QWEN3_VL_MOE = {
 }  # fmt: skip
 
 
-def _qwen3_vl_moe(values: Mapping[str, Any]) -> Shape:
-    if (found := values.get("norm_topk_prob")) is not True:  # transformers takes it for true, vLLM does not
+def _need_flag(values: Mapping[str, Any], key: str, *, wanted: bool) -> None:
+    """Refuses a config without a flag that vLLM reads and transformers does not: they would differ."""
+    if (found := values.get(key)) is not wanted:
         raise ConfigError(
-            f"model.path: config.json says norm_topk_prob={found!r}; text_config needs norm_topk_prob=true, "
+            f"model.path: config.json says {key}={found!r}; text_config needs {key}={str(wanted).lower()}, "
             "which released models have."
         )
+
+
+def _qwen3_vl_moe(values: Mapping[str, Any]) -> Shape:
+    _need_flag(values, "norm_topk_prob", wanted=True)
     shape = with_experts(values, read_dense(values, _QWEN3_VL_MOE, has_qk_norm=True), _QWEN3_VL_MOE)
     if shape.experts and shape.hidden_size in (shape.experts.size, 2 * shape.experts.size):
         raise ConfigError(
@@ -165,18 +170,25 @@ def _qwen3_vl_moe(values: Mapping[str, Any]) -> Shape:
     return shape
 
 
+def _glm4v_moe(values: Mapping[str, Any]) -> Shape:
+    _need_flag(values, "use_qk_norm", wanted=False)
+    return _glm4_moe({"attention_bias": True, "num_nextn_predict_layers": 0, **values})
+
+
+def _stacked_rows(shape: Shape) -> list[WeightRow]:
+    assert shape.experts is not None, "the family has some"
+    return with_stacked_experts(dense_rows(shape), shape.experts.num_experts)
+
+
 def _seeing(
-    model_type: str, architecture: str, kind: TowerKind, read: Callable[[Mapping[str, Any]], Shape]
-) -> Family:
+    model_type: str, architecture: str, kind: TowerKind, read: Callable[[Mapping[str, Any]], Shape],
+    rows: Callable[[Shape], list[WeightRow]] = dense_rows,
+) -> Family:  # fmt: skip
     """A family whose decoder is another's."""
-
-    def rows(shape: Shape) -> list[WeightRow]:
-        table = seeing_rows(shape, kind, dense_rows(shape))
-        return with_stacked_experts(table, shape.experts.num_experts) if shape.experts else table
-
     return Family(
         model_type=model_type, architecture=architecture,
-        read=lambda values: read_seeing(values, kind, read), rows=rows, takes_pictures=True,
+        read=lambda values: read_seeing(values, kind, read),
+        rows=lambda shape: seeing_rows(shape, kind, rows(shape)), tower=kind,
     )  # fmt: skip
 
 
@@ -198,6 +210,7 @@ FAMILIES = {
         ),
         _seeing("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN2_5, _qwen2),
         _seeing("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3, _qwen3),
-        _seeing("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", QWEN3, _qwen3_vl_moe),
+        _seeing("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", QWEN3, _qwen3_vl_moe, _stacked_rows),
+        _seeing("glm4v_moe", "Glm4vMoeForConditionalGeneration", GLM4V, _glm4v_moe, _deepseek_rows),
     )
 }

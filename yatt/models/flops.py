@@ -101,10 +101,8 @@ def picture_flops(shape: Shape, grid: tuple[int, int, int]) -> int:
     """
     vision, num_patches = shape.vision, math.prod(grid)
     assert vision is not None, "a model that takes pictures"
-    hidden, merged = vision.hidden_size, vision.merged_size
-    matrices = 4 * hidden**2 + (3 if vision.is_gated else 2) * hidden * vision.mlp_size
-    patch = vision.depth * matrices + 3 * vision.frames * vision.patch_size**2 * hidden
-    token = (1 + len(vision.levels)) * merged * (merged + shape.hidden_size)
+    (block, token), hidden = vision.matrices, vision.hidden_size
+    patch = vision.depth * block + 3 * vision.frames * vision.patch_size**2 * hidden
     pairs = vision.num_whole * 2 * hidden * num_patches**2  # both products, not causal
     return 2 * (patch * num_patches + pairs + token * (num_patches // vision.merge_size**2))
 

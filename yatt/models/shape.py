@@ -144,7 +144,7 @@ class Vision:
         merge_size: patches of a token's side.
         num_positions: learnt positions; 0: none.
         levels: blocks whose output also goes to the decoder's first layers (DeepStack, arXiv:2406.04334).
-        is_gated: a block's feed-forward part is a SwiGLU; else it has two matrices.
+        matrices: elements of the matrices of a block, and of those that a token passes after the blocks.
         num_whole: blocks that attend to a whole picture; the others to windows of it.
     """
 
@@ -156,7 +156,7 @@ class Vision:
     merge_size: int
     num_positions: int
     levels: tuple[int, ...]
-    is_gated: bool
+    matrices: tuple[int, int]
     num_whole: int
 
     @property

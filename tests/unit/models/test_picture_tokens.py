@@ -13,22 +13,36 @@ from yatt.models.pictures.tokens import picture_tokens
 IDS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5}
 
 
-def folder_of(folder: Path, processor: dict[str, Any], name: str = "preprocessor_config.json") -> str:
+def folder_of(
+    folder: Path, processor: dict[str, Any], name: str = "preprocessor_config.json", kind: str = "qwen3_vl"
+) -> str:
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}, **IDS}))
+    ids = (
+        {key.replace("vision_", "image_"): each for key, each in IDS.items()} if kind == "glm4v_moe" else IDS
+    )
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}, **ids}))
     (folder / name).write_text(json.dumps(processor))
     return str(folder)
 
 
-@pytest.mark.parametrize(("patch", "limits"), [(14, (3136, 50_000)), (16, (65_536, 1_000_000))])
-def test_every_grid_is_that_of_the_processor(tmp_path: Path, patch: int, limits: tuple[int, int]) -> None:
-    from transformers import Qwen2VLImageProcessor
+@pytest.mark.parametrize(
+    ("kind", "patch", "limits"),
+    [
+        ("qwen2_5_vl", 14, (3136, 50_000)), ("qwen3_vl", 16, (65_536, 1_000_000)),
+        ("glm4v_moe", 14, (12_544, 50_001)), ("glm4v_moe", 14, (100_001, 2_000_000)),
+    ],
+)  # fmt: skip
+def test_every_grid_is_that_of_the_processor(
+    tmp_path: Path, kind: str, patch: int, limits: tuple[int, int]
+) -> None:
+    from transformers import Glm4vImageProcessor, Qwen2VLImageProcessor
 
     sizes = {"shortest_edge": limits[0], "longest_edge": limits[1]}
-    processor = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, size=sizes)
+    make = Glm4vImageProcessor if kind == "glm4v_moe" else Qwen2VLImageProcessor
+    processor = make(patch_size=patch, merge_size=2, size=sizes)
     processor.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    tokens = picture_tokens(folder_of(tmp_path / "model", settings))
+    tokens = picture_tokens(folder_of(tmp_path / "model", settings, kind=kind))
     draw, refused = random.Random(patch), 0
     for _ in range(400):
         width, height = (round(2 ** draw.uniform(0, 12)) for _ in range(2))
@@ -51,6 +65,10 @@ def test_limits_of_the_run_take_the_place_of_the_folders(tmp_path: Path) -> None
     assert picture_tokens(folder).grid_of(640, 640) == (1, 40, 40)
     assert picture_tokens(folder, 0, 320 * 320).grid_of(640, 640) == (1, 20, 20)
     assert picture_tokens(folder, 640 * 640, 0).grid_of(64, 64) == (1, 40, 40)
+    glm = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, **sizes}
+    other = folder_of(tmp_path / "other", glm, kind="glm4v_moe")
+    assert picture_tokens(other).grid_of(1024, 1024) == (1, 44, 44), "two frames of it count"
+    assert picture_tokens(other, 0, 320 * 320).grid_of(640, 640) == (1, 20, 20)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,27 @@ QWEN3_30B_A3B = {
 }  # fmt: skip
 
 
+GLM_4_5V = {
+    "model_type": "glm4v_moe", "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": True, "attention_dropout": 0.0, "first_k_dense_replace": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944,
+        "max_position_embeddings": 65536, "model_type": "glm4v_moe_text", "moe_intermediate_size": 1408,
+        "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 46,
+        "num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"}, "routed_scaling_factor": 1.0,
+        "topk_group": 1, "use_qk_norm": False, "vocab_size": 151552,
+    },
+    "vision_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "depth": 24, "hidden_act": "silu",
+        "hidden_size": 1536, "image_size": 336, "in_channels": 3, "initializer_range": 0.02,
+        "intermediate_size": 10944, "model_type": "glm4v_moe", "num_heads": 12, "out_hidden_size": 4096,
+        "patch_size": 14, "rms_norm_eps": 1e-5, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+
+
 def shapes_in(folder: str) -> dict[str, tuple[int, ...]]:
     found = {}
     for file in Path(folder).glob("*.safetensors"):
@@ -86,6 +107,7 @@ def test_released_configs_have_the_released_number_of_elements() -> None:
     assert num_elements(model_of(QWEN2_5_7B)) == 8_292_166_656
     assert num_elements(model_of(QWEN3_8B)) == 8_767_123_696
     assert num_elements(model_of(QWEN3_30B_A3B)) == 31_070_754_032
+    assert num_elements(model_of(GLM_4_5V)) == 107_710_933_120
 
 
 def test_experts_of_a_layer_are_two_tensors_of_files_and_one_each_for_engines() -> None:
@@ -131,9 +153,28 @@ def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
         (QWEN3_8B, "vision_config", None, "has no vision_config"),
         (QWEN3_8B, "text_config.rope_scaling", None, "mrope_section=None; it needs a list of three"),
         (QWEN2_5_7B, "rope_scaling.mrope_section", [16, 24], "it needs a list of three"),
-        (QWEN2_5_7B, "rope_scaling.mrope_section", [16, 24, 25], "its sum has to be half of a head's 128"),
+        (
+            QWEN2_5_7B,
+            "rope_scaling.mrope_section",
+            [16, 24, 25],
+            "its sum has to be half of the 128 elements",
+        ),
         (QWEN2_5_7B, "use_sliding_window", True, "use_sliding_window=True"),
         (QWEN2_5_7B, "vision_config.spatial_patch_size", 16, "spatial_patch_size=16; it needs 14"),
+        (
+            GLM_4_5V,
+            "text_config.use_qk_norm",
+            True,
+            "text_config needs use_qk_norm=false, which released models",
+        ),
+        (
+            GLM_4_5V,
+            "text_config.rope_scaling.mrope_section",
+            [16, 24, 24],
+            "half of the 64 elements of a head",
+        ),
+        (GLM_4_5V, "vision_config.attention_bias", True, "attention_bias=True; it needs False"),
+        (GLM_4_5V, "vision_config.image_size", 0, "image_size=0; it needs a whole number"),
         (QWEN3_30B_A3B, "text_config.norm_topk_prob", None, "text_config needs norm_topk_prob=true"),
         (QWEN3_30B_A3B, "text_config.moe_intermediate_size", 1024, "experts are transposed in the files"),
         (QWEN3_30B_A3B, "text_config.moe_intermediate_size", 2048, "experts are transposed in the files"),

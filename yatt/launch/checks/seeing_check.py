@@ -43,7 +43,7 @@ def seeing_notes(
         ConfigError: the chat template leaves it out.
     """
     tokens = picture_tokens(genrm.model, config.media.min_pixels, config.media.max_pixels)
-    side = math.isqrt(tokens.max_pixels)
+    side = math.isqrt(tokens.max_pixels // tokens.frames)
     shown = replace(shortest, prompt=IMAGE_MARK)
     rendered = render_with_pictures(genrm.template or "{completion}", shown, 1)
     parts = [PICTURE if part is None else TextPart(*part) for part in rendered]

@@ -1,7 +1,7 @@
 """How a model writes pictures into prompts, from its folder: sizes in patches, and placeholder tokens.
 
-Source: transformers' `smart_resize` of Qwen2-VL, whose processor Qwen2.5-VL and Qwen3-VL use; a test compares
-grids and ids.
+Source: transformers' `smart_resize` of Qwen2-VL, whose processor Qwen2.5-VL and Qwen3-VL use, and of GLM-4V;
+a test compares grids and ids.
 """
 
 import math
@@ -18,18 +18,19 @@ from yatt.plain_files import read_json_object
 MOST_RATIO = 200
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 MOST_NUMBER = 1 << 40
-MARK_KEYS = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchTokens:
-    """A family whose pictures keep their ratio: sides are multiples of `patch * merge` pixels.
+    """How pictures that keep their ratio become tokens: sides are multiples of `patch * merge` pixels.
 
     Attributes:
         mark_ids: what a chat template writes for a picture, for prompts that no template renders.
         patch: pixels of a patch's side.
         merge: patches of a token's side.
-        min_pixels, max_pixels: limits of the resized picture.
+        min_pixels, max_pixels: limits of the resized picture, times its frames.
+        frames: of a still picture, that count for the limits. Where they do, a picture below one token's side
+            is enlarged before.
     """
 
     image_token_id: int
@@ -38,6 +39,7 @@ class PatchTokens:
     merge: int
     min_pixels: int
     max_pixels: int
+    frames: int = 1
 
     def grid_of(self, width: int, height: int) -> tuple[int, int, int]:
         """Returns the number of patches in time, height and width.
@@ -49,13 +51,16 @@ class PatchTokens:
             raise ValueError(
                 f"{width} x {height} pixels: no side may be more than {MOST_RATIO} times the other"
             )
-        unit = self.patch * self.merge
+        unit, frames = self.patch * self.merge, self.frames
+        if frames > 1 and min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            height, width = int(height * scale), int(width * scale)
         sides = [round(side / unit) * unit for side in (height, width)]
-        if math.prod(sides) > self.max_pixels:
-            factor = math.sqrt(width * height / self.max_pixels)
+        if frames * math.prod(sides) > self.max_pixels:
+            factor = math.sqrt(frames * width * height / self.max_pixels)
             sides = [max(unit, math.floor(side / factor / unit) * unit) for side in (height, width)]
-        elif math.prod(sides) < self.min_pixels:
-            factor = math.sqrt(self.min_pixels / (width * height))
+        elif frames * math.prod(sides) < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (frames * width * height))
             sides = [math.ceil(side * factor / unit) * unit for side in (height, width)]
         return 1, sides[0] // self.patch, sides[1] // self.patch
 
@@ -115,19 +120,23 @@ def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> Pat
         OSError: a transient error.
     """
     config = read_json_object(Path(folder) / CONFIG) or {}
-    family_of(config.get("model_type"))  # those that take pictures all write them in this way
+    kind = family_of(config.get("model_type")).tower
+    if kind is None:
+        raise ConfigError(f"model.path: {folder} takes no pictures.")
     file, processor = _image_processor(Path(folder))
     size = processor.get("size")
     sizes = size if isinstance(size, dict) else {}
-    least = min_pixels or sizes.get("shortest_edge") or processor.get("min_pixels")
-    most = max_pixels or sizes.get("longest_edge") or processor.get("max_pixels")
+    frames = _number(processor, "temporal_patch_size", file) if kind.counts_frames else 1
+    least = min_pixels * frames or sizes.get("shortest_edge") or processor.get("min_pixels")
+    most = max_pixels * frames or sizes.get("longest_edge") or processor.get("max_pixels")
     return PatchTokens(
         image_token_id=_number(config, "image_token_id", Path(folder) / CONFIG, least=0),
-        mark_ids=tuple(_number(config, key, Path(folder) / CONFIG, least=0) for key in MARK_KEYS),
+        mark_ids=tuple(_number(config, key, Path(folder) / CONFIG, least=0) for key in kind.marks),
         patch=_number(processor, "patch_size", file),
         merge=_number(processor, "merge_size", file),
         min_pixels=_number({"min_pixels": least}, "min_pixels", file),
         max_pixels=_number({"max_pixels": most}, "max_pixels", file),
+        frames=frames,
     )
 
 
