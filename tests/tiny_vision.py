@@ -4,11 +4,15 @@ A head has 32 elements, the least that vLLM's attention on CPU takes.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import VISION_CHAT, VISION_TOKENS, VOCAB_SIZE, make_tokenizer
 from tests.tiny_processors import write_processor
+from yatt.adapters.node_local.prepared_media import noise_picture, with_frames
+from yatt.models.pictures.probe import ProbeTokens, probe_media
+from yatt.models.pictures.tokens import picture_tokens, pixel_scale
 
 IDS = {
     "vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6,
@@ -133,3 +137,32 @@ def as_engines_read(tensors: dict[str, Any]) -> dict[str, Any]:
             for own, matrix in zip(leaves, block.T.chunk(len(leaves)), strict=True):
                 found[f"{layer}.experts.{number}.{own}.weight"] = matrix.contiguous()
     return found
+
+
+def probe_rows(model: str) -> list[list[int]]:
+    """Sequences of the sync probe: text, text, and one with a picture."""
+    tokens = ProbeTokens(VOCAB_SIZE, picture_tokens(model))
+    return tokens.sequences(random.Random(5), num_prompts=2, num_tokens=12, most=200)
+
+
+def probe_of_transformers(model: Any, folder: str, ids: list[int], *, is_blind: bool = False) -> Any:
+    """transformers' log-probs of a row of `probe_rows`; blind: a picture's tokens are text."""
+    import torch
+
+    from yatt.engine.vllm_pictures import frames_of
+    from yatt.trainer.mcore.tower import normalised_pixels
+
+    tokens, row = picture_tokens(folder), torch.tensor([ids])
+    inputs: dict[str, Any] = {}
+    if probe_media(ids, tokens) and not is_blind:
+        noise = noise_picture(tokens)
+        patches = torch.from_numpy(with_frames(noise, frames_of(folder)))
+        inputs = {
+            "pixel_values": normalised_pixels(patches, pixel_scale(folder)),
+            "image_grid_thw": torch.tensor([noise.grid]), "mm_token_type_ids": (row == 5).int(),
+        }  # fmt: skip
+    if is_blind:
+        row = torch.where(row == 5, 60, row)
+    with torch.no_grad():
+        logits = model(input_ids=row, attention_mask=torch.ones_like(row), **inputs).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

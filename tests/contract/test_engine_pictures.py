@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.contract.test_engine import options_for
 from tests.packages import needs
 from tests.tiny_models import publish_tensors, write_publication
-from tests.tiny_vision import KINDS, make_vision_model
+from tests.tiny_vision import KINDS, make_vision_model, probe_of_transformers, probe_rows
 from yatt.adapters.node_local.prepared_media import media_digest
 from yatt.core.samples.placeholders import with_placeholders
 from yatt.engine.build import build_engine
@@ -167,6 +167,16 @@ def test_a_hash_of_another_picture_would_give_its_features(scene: Scene) -> None
         scene.files.keep_file(2, digest, grid, 255 - patches)
     inverted = msgspec.structs.replace(scene_file, prepared=digest)
     assert scene.difference(ids, scene.completed(ids, (inverted,)), "first") > 1e-2
+
+
+def test_the_probe_of_a_weight_update_has_a_picture(scene: Scene) -> None:
+    rows = probe_rows(scene.options.model)
+    scores = scene.engine.score(rows)
+    for row, score in zip(rows, scores, strict=True):
+        expected = probe_of_transformers(scene.model, scene.options.model, row)
+        assert float((torch.tensor(score) - expected).abs().max()) <= TOLERANCE
+    blind = probe_of_transformers(scene.model, scene.options.model, rows[-1], is_blind=True)
+    assert float((torch.tensor(scores[-1]) - blind).abs().max()) > 1e-2, "it looks"
 
 
 def test_requests_that_this_engine_cannot_serve_are_refused(scene: Scene) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
@@ -59,7 +58,7 @@ from yatt.control.training import NodeTraining
 from yatt.control.writers import Writers, store_sayer, watch_writer
 from yatt.core.attempts.deadman import limits_of
 from yatt.errors import EXIT_WILL_CONTINUE, WorkerFailed
-from yatt.models.folder import CONFIG, decoder_config
+from yatt.models.pictures.probe import read_probe_tokens
 from yatt.obs.story.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
@@ -174,12 +173,15 @@ class Session:
         folder_id = await call_in_thread(partial(with_retries, partial(own_folder_id, node.paths, store)))
         checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
         row = MetricsRow(node, self._writers.lines, Alarms(node.config, events))
-        num_tokens = await call_in_thread(partial(with_retries, partial(vocab_size, node.config.model.path)))
+        read = partial(
+            read_probe_tokens, node.config.model.path, has_pictures=bool(node.config.data.media_store)
+        )
+        probe = await call_in_thread(partial(with_retries, read))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
         background = Background(inbox)
         slabs = Slabs(node, clients, self._loads, events, background)
         batches = BatchSampling(node, clients, slabs, events, background)
-        work = PhaseWork(node, clients, commits, batches, row, num_tokens)
+        work = PhaseWork(node, clients, commits, batches, row, probe)
         return Coordinator(node, clients, work, row, events, background)
 
     async def _stand_in(self) -> None:
@@ -293,9 +295,3 @@ async def _until_one_ends(tasks: list[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         task.result()
-
-
-def vocab_size(model: str) -> int:
-    """Returns the vocabulary size in a Hugging Face folder's config."""
-    values = json.loads((Path(model) / CONFIG).read_text())
-    return int(decoder_config(values)["vocab_size"])

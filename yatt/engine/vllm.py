@@ -108,7 +108,8 @@ class VllmEngine:
             )
         from yatt.engine.vllm_pictures import picture_input
 
-        return picture_input(sample, prepared_pictures(sample, self._options), prompt_ids, self._num_frames)
+        pictures = prepared_pictures(sample, self._options)
+        return picture_input(sample.media, pictures, prompt_ids, self._num_frames)
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
         """See Engine.abort."""
@@ -178,7 +179,7 @@ class VllmEngine:
 
         asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         for index, ids in enumerate(sequences):
-            self._llm.add_request(f"probe-{index}", {"prompt_token_ids": ids}, asked)
+            self._llm.add_request(f"probe-{index}", self._probe_prompt(ids), asked)
         scores: list[list[float]] = [[] for _ in sequences]
         while self._llm.has_unfinished_requests():
             for output in self._llm.step():
@@ -186,6 +187,13 @@ class VllmEngine:
                     index = int(output.request_id.removeprefix("probe-"))
                     scores[index] = _chosen(output.prompt_logprobs[1:], sequences[index][1:])
         return scores
+
+    def _probe_prompt(self, ids: list[int]) -> Any:
+        if not self._options.most_pictures:
+            return {"prompt_token_ids": ids}
+        from yatt.engine.vllm_pictures import probe_input
+
+        return probe_input(ids, self._options.model, self._num_frames)
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights. Under tensor parallelism, compares only weights that are not sliced."""

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
+from yatt.adapters.node_local.prepared_media import PreparedMedia, noise_picture, with_frames
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
+from yatt.models.pictures.probe import probe_media
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 
 ON_DEVICE = "mm_device_do_normalize"
@@ -59,12 +61,13 @@ def check_pictures(llm: Any, options: EngineOptions) -> None:
 
 
 def picture_input(
-    sample: m.SampleRequest, pictures: Sequence[PreparedMedia], prompt_ids: list[int], frames: int
+    media: Sequence[m.PlacedMedia], pictures: Sequence[PreparedMedia], prompt_ids: list[int], frames: int
 ) -> Any:
     """Returns vLLM's input for a prompt.
 
     Args:
-        pictures: of `sample.media`, in their order.
+        media: the places of the pictures.
+        pictures: in the same order.
         prompt_ids: with placeholder tokens.
         frames: `temporal_patch_size`: how often a still picture's frame is repeated.
     """
@@ -78,9 +81,21 @@ def picture_input(
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
     items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": values, "image_grid_thw": grids}, fields)
-    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in sample.media]
-    hashes = [each.prepared for each in sample.media]
+    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in media]
+    hashes = [each.prepared for each in media]
     return mm_input(prompt_ids, items, {"image": hashes}, {"image": places})
+
+
+def probe_input(ids: list[int], model: str, frames: int) -> Any:
+    """Returns vLLM's input for a sequence of the sync probe.
+
+    Raises:
+        ConfigError: the folder does not say how pictures become tokens.
+    """
+    tokens = picture_tokens(model)
+    if not (media := probe_media(ids, tokens)):
+        return {"prompt_token_ids": ids}
+    return picture_input(media, [noise_picture(tokens)], ids, frames)
 
 
 def frames_of(model: str) -> int:

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
+from yatt.records.episode import PlacedMedia
 from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, micro_batch, one_turn
 from yatt.trainer.forward.passes import Tick, completion_logprobs, counts_tokens, reader_of
 from yatt.trainer.mcore.model import Policy
@@ -21,20 +23,27 @@ ROUNDING_EVERY = 16
 """Publications from one measurement of the rounding error to the next; weights change little in between."""
 
 
+class ProbeSequence(NamedTuple):
+    """Token ids, and the places of pictures among them."""
+
+    ids: list[int]
+    media: tuple[PlacedMedia, ...] = ()
+
+
 def probe_logprobs(
-    policy: Policy, sequences: list[list[int]], cut: SequenceLayout, tick: Tick
+    policy: Policy, sequences: list[ProbeSequence], cut: SequenceLayout, tick: Tick
 ) -> list[Tensor]:
     """Log-prob (temperature 1) of every token but the first of each sequence. Collective over all ranks.
 
     Args:
-        sequences: token ids, two or more each.
+        sequences: of two tokens or more each; features of their pictures are there.
 
     Returns:
         float32 on CPU, the same on every rank.
     """
     micros, start = [], 0
-    for ids in sequences:
-        sample = one_turn(ids[:1], ids[1:], start)
+    for ids, media in sequences:
+        sample = replace(one_turn(ids[:1], ids[1:], start), media=media)
         micros.append(micro_batch([sample], [sample.sampler_logprobs], cut, policy.device))
         start += len(ids) - 1
     flat = torch.zeros(start, device=policy.device)
@@ -43,12 +52,12 @@ def probe_logprobs(
         micros += [micro_batch([], [], cut, policy.device)] * missing
         got = completion_logprobs(policy.chunks, micros, reader_of(policy, 1.0), tick)
         _fill(flat, micros, got)
-    lengths = [len(ids) - 1 for ids in sequences]
+    lengths = [len(ids) - 1 for ids, _ in sequences]
     return list(torch.split(flat.cpu(), lengths)) if lengths else []
 
 
 def probe_rounding(
-    policy: Policy, sequences: list[list[int]], plain: list[Tensor], cut: SequenceLayout, tick: Tick
+    policy: Policy, sequences: list[ProbeSequence], plain: list[Tensor], cut: SequenceLayout, tick: Tick
 ) -> float:
     """Mean |difference| of the probe's log-probs when every layer's output is rounded once more. Collective.
 
@@ -80,7 +89,7 @@ class MeasuredRounding:
         self._newest: float | None = None
 
     def at(
-        self, policy_version: int, policy: Policy, sequences: list[list[int]], plain: list[Tensor],
+        self, policy_version: int, policy: Policy, sequences: list[ProbeSequence], plain: list[Tensor],
         cut: SequenceLayout, tick: Tick,
     ) -> float:  # fmt: skip
         """Returns the newest result; measures first if it is time. Collective; see `probe_rounding`."""

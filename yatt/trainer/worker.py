@@ -20,7 +20,7 @@ from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.model_family import model_of_run
 from yatt.adapters.net.curve import CurveKeys
 from yatt.adapters.node_local.host_segment import plan_path
-from yatt.adapters.node_local.prepared_media import open_prepared
+from yatt.adapters.node_local.prepared_media import noise_picture, open_prepared
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.checkpoint.convert.hf_folder import copy_side_files
 from yatt.checkpoint.local.local_first import Ranges
@@ -28,7 +28,8 @@ from yatt.checkpoint.store.store import Store
 from yatt.collectives.group import RunGroup
 from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
-from yatt.models.pictures.tokens import pixel_scale
+from yatt.models.pictures.probe import NAME, probe_media
+from yatt.models.pictures.tokens import picture_tokens, pixel_scale
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.message import Join
@@ -40,7 +41,7 @@ from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.tower import PictureFeatures
 from yatt.trainer.orders import ArrivedSamples, carried_out
 from yatt.trainer.own_algorithm import algorithm_of
-from yatt.trainer.probe import MeasuredRounding, probe_logprobs
+from yatt.trainer.probe import MeasuredRounding, ProbeSequence, probe_logprobs
 from yatt.trainer.state.hf_folder import export_hf
 from yatt.trainer.state.host_copy import AREAS, STATE, HostCopy, host_copy_of
 from yatt.trainer.state.publish import Weights
@@ -255,7 +256,7 @@ class TrainerRank:
                 f"policy version {order.policy_version} was to be published, it is {built.host.version}"
             )
         sums = built.weights.publish(order.policy_version, self._tick)
-        sequences = [m.unpack_ids(raw) for raw in order.probe]
+        sequences = self._probe_sequences(order.probe)
         cut = sequence_cut(learner)
         rows = probe_logprobs(learner.policy, sequences, cut, self._tick)
         return m.Published(
@@ -266,6 +267,16 @@ class TrainerRank:
                 order.policy_version, learner.policy, sequences, rows, cut, self._tick
             ),
         )
+
+    def _probe_sequences(self, probe: tuple[bytes, ...]) -> list[ProbeSequence]:
+        """The sequences of the probe; the features of its picture are there."""
+        rows = [m.unpack_ids(raw) for raw in probe]
+        if not self._config.data.media_store:
+            return [ProbeSequence(ids) for ids in rows]
+        tokens = with_retries(partial(picture_tokens, self._config.model.path))
+        for features in self._ready.learner.pictures:
+            features.add_picture(NAME, noise_picture(tokens))
+        return [ProbeSequence(ids, probe_media(ids, tokens)) for ids in rows]
 
     def _take_snapshot(self, order: m.TakeSnapshot) -> m.Message:
         """Copies what has changed to the host. Can be repeated: what is there is not copied again."""

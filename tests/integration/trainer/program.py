@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from tests.integration.trainer.pictured import pictures_in, see_pictures, with_pictures
 from tests.integration.trainer.traps import planted
+from tests.tiny_vision import probe_rows
 from yatt.adapters.machine.collector import collect_rarely
 from yatt.adapters.node_local.host_segment import STATE, Stamp
 from yatt.checkpoint.commit.manifest import Checkpoints
@@ -64,12 +65,13 @@ def make_config(
     *,
     family: str = "",
     vision: dict | None = None,
+    pictures: str = "",
     **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
     return RunConfig(
         run=RunSection(dir="unused"),
-        data=DataSection(train_files=("unused",)),
+        data=DataSection(train_files=("unused",), media_store=pictures),
         model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
@@ -209,7 +211,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     settings = job.get("optimizer", {})
     config = make_config(
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
-        **settings,
+        pictures=job.get("pictures", ""), **settings,
     )  # fmt: skip
     if job.get("is_fork"):
         origin = replace(config.run.from_checkpoint, url="another run")
@@ -405,6 +407,8 @@ def publish(worker, folder: Path, lengths: tuple[int, ...] = ()) -> dict:
     """Publish the weights; gives the log-probs of a probe of sequences of these lengths, and its rounding."""
     generator = torch.Generator().manual_seed(5)
     ids = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+    if lengths and worker._config.data.media_store:
+        ids = probe_rows(worker._config.model.path)
     probe = tuple(m.pack_ids(row) for row in ids)
     version = worker._ready.host.version
     answer = worker.handle(m.Publish(policy_version=version, probe=probe))

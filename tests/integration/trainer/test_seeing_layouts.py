@@ -15,7 +15,7 @@ from tests.integration.trainer.pictured import (
 from tests.integration.trainer.program import samples
 from tests.integration.trainer.test_families import ALGORITHM, ONE_STEP, PAIR, SPREAD, not_equal
 from tests.integration.trainer.test_layouts import largest_difference
-from tests.tiny_vision import as_engines_read, make_vision_model
+from tests.tiny_vision import as_engines_read, make_vision_model, probe_of_transformers, probe_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FULL = {"recompute": "full"}
@@ -48,12 +48,12 @@ class Scene:
 
     def learning(self, name):
         return self.job(name, name, [
-            ["seen", 1], ["gradient", "first"], ["save", 1], ["publish", "after1"], ["train", 2],
-            ["publish", "final"], ["seen_last", 1], ["export", "exported"],
+            ["probe", "start"], ["seen", 1], ["gradient", "first"], ["save", 1], ["publish", "after1"],
+            ["train", 2], ["publish", "final"], ["seen_last", 1], ["export", "exported"],
         ])  # fmt: skip
 
     def gradient(self, name):
-        return self.job(name, name, [["seen", 1], ["only_gradient", "first"]])
+        return self.job(name, name, [["probe", "start"], ["seen", 1], ["only_gradient", "first"]])
 
     def resuming(self, name, saved):
         actions = [["publish", "after1"], ["train", 2], ["publish", "final"]]
@@ -97,6 +97,16 @@ def wrong_log_probs(scene, expected):
         seen = torch.tensor(scene.jobs[name].notes[0]["seen"])
         if (far := (seen - expected).abs().max().item()) > 3e-6:
             yield f"{name}: log-probs differ by {far:.1e}"
+
+
+def wrong_probes(scene, model):
+    expected = [probe_of_transformers(model, scene.model, row) for row in probe_rows(scene.model)]
+    assert len(expected) == 3, "the last one has a picture"
+    for name in (*scene.layouts, *(f"{each}-again" for each in scene.layouts)):
+        found = scene.jobs[name].notes[0]["probe"]["logprobs"]
+        for row, wanted in zip(found, expected, strict=True):
+            if (far := (torch.tensor(row) - wanted).abs().max().item()) > 3e-6:
+                yield f"{name}: the probe differs by {far:.1e}"
 
 
 def wrong_gradients(scene, expected):
@@ -162,7 +172,7 @@ def test_a_family_that_sees_is_transformers_in_every_layout(tmp_path, kind, trai
     given = scene.given()
     with torch.no_grad():
         expected = torch.cat([given.logprobs_of(given.model, rollout) for rollout in given.rollouts])
-    faults = [*wrong_log_probs(scene, expected)]
+    faults = [*wrong_log_probs(scene, expected), *wrong_probes(scene, given.model)]
     gradient = paper_gradient(scene.model, ALGORITHM, num_steps=1, given=given)
     names = names_in_files(scene)
     faults += wrong_gradients(scene, {names(name): tensor for name, tensor in gradient.items()})
@@ -230,6 +240,9 @@ TRAPS = {
 }
 """Mistakes that others have made, each with a family, a layout and what is trained."""
 
+FOUND_BY_THE_PROBE = ("one-axis", "sections-side-by-side", "normalised-twice", "without-levels")
+"""Those that change what a sequence with one picture means."""
+
 
 @pytest.fixture(scope="module")
 def trapped(tmp_path_factory):
@@ -256,6 +269,12 @@ def trapped(tmp_path_factory):
 def test_a_trap_changes_log_probs_or_gradients(trapped, name):
     """A whole run of a rank's first update: what is found there is found by the comparison of layouts."""
     job, right = trapped[name], trapped[f"right-{name}"]
+    if name in FOUND_BY_THE_PROBE:
+        of_text, also_of_text, of_picture = (
+            max(abs(a - b) for a, b in zip(*rows, strict=True))
+            for rows in zip(*(each.notes[0]["probe"]["logprobs"] for each in (job, right)), strict=True)
+        )
+        assert max(of_text, also_of_text) == 0 and of_picture > 1e-3
     if fault := job.notes[0].get("raised"):
         assert "backward through the graph a second time" in fault
         return

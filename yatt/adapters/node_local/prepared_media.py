@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yatt.errors import ConfigError
+from yatt.models.pictures.probe import noise_patches
+from yatt.models.pictures.tokens import PatchTokens
 from yatt.plain_files import read_json_object
 
 INDEX = "index.json"
@@ -74,6 +76,12 @@ def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
     rows, columns = picture.patches.shape
     still = picture.patches.reshape(rows, 3, 1, columns // 3)
     return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)
+
+
+def noise_picture(tokens: PatchTokens) -> PreparedMedia:
+    """Returns the picture of the sync probe, which has no file."""
+    grid, data = noise_patches(tokens)
+    return PreparedMedia(grid, np.frombuffer(data, np.uint8).reshape(math.prod(grid), -1))
 
 
 def media_digest(file_digest: str, preparation_digest: str) -> str:

@@ -304,7 +304,7 @@ class SyncSection:
 
     probe_prompts: Annotated[int, COUNT_OR_NONE] = 2
     """Number of prompts that compare the log-probs of engine and trainer after each weight update; 0: compare
-    only bits."""
+    only bits. Where prompts have pictures, there is one more, with a picture of noise."""
 
     probe_tokens: Annotated[int, COUNT] = 16
     """Number of tokens of each of these prompts."""

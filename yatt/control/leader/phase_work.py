@@ -28,6 +28,7 @@ from yatt.core.phases import phases
 from yatt.core.phases.phases import Acted, Phase
 from yatt.core.samples.balance import Cost, CostFit, plan_iteration
 from yatt.errors import EXIT_FINISHED
+from yatt.models.pictures.probe import ProbeTokens
 from yatt.obs.metrics import (
     CHANGED_INPUTS,
     FAILED_SHARE,
@@ -50,15 +51,15 @@ class PhaseWork:
     Args:
         batches: samples.
         row: the row of metrics.
-        vocab_size: of the policy, for the sync probe.
+        probe: tokens of the sync probe.
     """
 
     def __init__(
         self, node: Node, clients: NodeClients, commits: Commits, batches: BatchSampling, row: MetricsRow,
-        vocab_size: int,
+        probe: ProbeTokens,
     ) -> None:  # fmt: skip
         self._node, self._clients, self._events = node, clients, commits.events
-        self._commits, self._vocab_size, self._row = commits, vocab_size, row
+        self._commits, self._probe_tokens, self._row = commits, probe, row
         self._batches, self.track, self.slabs = batches, batches.track, batches.slabs
         self._load = BatchMeter(node, clients, batches.slabs, commits.events)
         self._checkpoints = commits.checkpoints
@@ -276,10 +277,8 @@ class PhaseWork:
         longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens - 1
         num_tokens = min(section.probe_tokens, longest)
         draw = random.Random(f"probe/{config.run.seed}/{policy_version}")
-        return tuple(
-            pack_ids([draw.randrange(self._vocab_size) for _ in range(num_tokens)])
-            for _ in range(section.probe_prompts)
-        )
+        rows = self._probe_tokens.sequences(draw, section.probe_prompts, num_tokens, longest)
+        return tuple(map(pack_ids, rows))
 
 
 def of_prompts(parts: Sequence[c.SourceScores], source: str, section: ValidationSection) -> dict[str, float]:

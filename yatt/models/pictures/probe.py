@@ -1,0 +1,84 @@
+"""Sequences of the sync probe: random tokens, and one with a picture where prompts have pictures.
+
+The picture is noise that engine and trainer make by themselves. Its place is that of the placeholder tokens:
+a probe has no others.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt.models.folder import CONFIG, decoder_config
+from yatt.models.pictures.tokens import PatchTokens, picture_tokens
+from yatt.records.episode import MediaRef, PlacedMedia
+
+HEIGHT, WIDTH = 2, 3
+"""Tokens of the picture; its axes differ, so that a mistake about positions shows."""
+
+NAME = hashlib.sha256(b"yatt sync probe").hexdigest()
+"""Digest of the picture, for caches of features."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTokens:
+    """The tokens of which sequences are made; `pictures` is None where prompts have none."""
+
+    vocab_size: int
+    pictures: PatchTokens | None
+
+    def sequences(self, draw: random.Random, num_prompts: int, num_tokens: int, most: int) -> list[list[int]]:
+        """Returns `num_prompts` sequences of text, and one with a picture if engines take one of that length.
+
+        Args:
+            most: tokens of the longest sequence that engines take.
+        """
+        rows = [[draw.randrange(self.vocab_size) for _ in range(num_tokens)] for _ in range(num_prompts)]
+        if (tokens := self.pictures) is None:
+            return rows
+        begin, end = tokens.mark_ids[0], tokens.mark_ids[-1]
+        rows = [[begin if token == tokens.image_token_id else token for token in row] for row in rows]
+        picture = tokens.placeholder_ids(_grid_of(tokens))
+        if not rows or num_tokens + len(picture) + 2 > most:
+            return rows
+        return [*rows, [*rows[0][: num_tokens // 2], begin, *picture, end, *rows[-1][num_tokens // 2 :]]]
+
+
+def read_probe_tokens(model: str, *, has_pictures: bool) -> ProbeTokens:
+    """Reads a model folder.
+
+    Raises:
+        ConfigError: it does not say how pictures become tokens.
+        OSError: a transient error.
+    """
+    values = json.loads((Path(model) / CONFIG).read_text())
+    return ProbeTokens(
+        int(decoder_config(values)["vocab_size"]), picture_tokens(model) if has_pictures else None
+    )
+
+
+def probe_media(ids: Sequence[int], tokens: PatchTokens) -> tuple[PlacedMedia, ...]:
+    """Returns the picture of a probe's sequence with its place; nothing for one of text."""
+    if (number := list(ids).count(tokens.image_token_id)) == 0:
+        return ()
+    start = list(ids).index(tokens.image_token_id)
+    return (
+        PlacedMedia(MediaRef("", NAME, *_size_of(tokens)), start, number, _grid_of(tokens), prepared=NAME),
+    )
+
+
+def noise_patches(tokens: PatchTokens) -> tuple[tuple[int, int, int], bytes]:
+    """Returns the picture's grid, and its patches as bytes: [rows, 3 * patch * patch]."""
+    grid = _grid_of(tokens)
+    size = grid[1] * grid[2] * 3 * tokens.patch**2
+    return grid, hashlib.shake_256(NAME.encode()).digest(size)
+
+
+def _size_of(tokens: PatchTokens) -> tuple[int, int]:
+    return WIDTH * tokens.merge * tokens.patch, HEIGHT * tokens.merge * tokens.patch
+
+
+def _grid_of(tokens: PatchTokens) -> tuple[int, int, int]:
+    return 1, HEIGHT * tokens.merge, WIDTH * tokens.merge
