@@ -5,12 +5,13 @@ normalises the bytes on the device (`mm_device_do_normalize`), so engines withou
 of a picture names file and preparation: vLLM keeps features by it.
 """
 
-from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
+from yatt.engine.media import prepared_picture
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
@@ -58,29 +59,53 @@ def check_pictures(llm: Any, options: EngineOptions) -> None:
         raise ConfigError(f"{options.model}: vLLM's code of this model takes no prepared pictures.")
 
 
-def picture_input(
-    sample: m.SampleRequest, pictures: Sequence[PreparedMedia], prompt_ids: list[int], frames: int
-) -> Any:
-    """Returns vLLM's input for a prompt.
+class PictureInputs:
+    """Makes vLLM's inputs for prompts with pictures.
+
+    The completions of a prompt share the pixels of its pictures: an item is used again as long as a request
+    in the engine has it. Its key names its content, so it is never out of date.
 
     Args:
-        pictures: of `sample.media`, in their order.
-        prompt_ids: with placeholder tokens.
         frames: `temporal_patch_size`: how often a still picture's frame is repeated.
     """
-    from vllm.inputs.engine import mm_input
-    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    grids = torch.tensor([picture.grid for picture in pictures])
-    values = torch.cat([torch.from_numpy(with_frames(picture, frames)) for picture in pictures])
+    def __init__(self, options: EngineOptions, frames: int) -> None:
+        self._options, self._frames = options, frames
+        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
+
+    def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
+        """Returns vLLM's input for a request; its `prompt_ids` have placeholder tokens.
+
+        Raises:
+            WorkerFailed: a prepared file cannot be read.
+        """
+        from vllm.inputs.engine import mm_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+        items = MultiModalKwargsItems({"image": [self._item(each) for each in sample.media]})
+        places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in sample.media]
+        hashes = [each.prepared for each in sample.media]
+        return mm_input(prompt_ids, items, {"image": hashes}, {"image": places})
+
+    def _item(self, media: m.PlacedMedia) -> Any:
+        key = media.prepared, media.grid
+        item = self._items.get(key)
+        if item is None:
+            item = self._items[key] = _made_item(prepared_picture(media, self._options), self._frames)
+        return item
+
+
+def _made_item(picture: PreparedMedia, frames: int) -> Any:
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+
+    grids = torch.tensor([picture.grid])
+    values = torch.from_numpy(with_frames(picture, frames))
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
     items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": values, "image_grid_thw": grids}, fields)
-    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in sample.media]
-    hashes = [each.prepared for each in sample.media]
-    return mm_input(prompt_ids, items, {"image": hashes}, {"image": places})
+    return items["image"][0]
 
 
 def frames_of(model: str) -> int:
