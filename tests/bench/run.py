@@ -31,6 +31,7 @@ NAMES = (
     "checkpoint",
     "publication",
     "media",
+    "picture_rollouts",
     "group_judging",
     "keeping",
     "oversampling",

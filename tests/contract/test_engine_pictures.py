@@ -179,6 +179,25 @@ def test_the_probe_of_a_weight_update_has_a_picture(scene: Scene) -> None:
     assert float((torch.tensor(scores[-1]) - blind).abs().max()) > 1e-2, "it looks"
 
 
+def test_completions_of_a_prompt_share_its_pixels_as_long_as_one_has_them(scene: Scene) -> None:
+    from yatt.engine.vllm_pictures import PictureInputs, frames_of
+
+    ids, media = scene.placed("second", "second")
+    asked = m.SampleRequest(
+        request_id="0", prompt_ids=m.pack_ids(ids), seed=3, temperature=1.0, top_p=1.0, top_k=-1,
+        max_tokens=1, media=media,
+    )  # fmt: skip
+    inputs = PictureInputs(scene.options, frames_of(scene.options.model))
+    first = inputs.input_of(asked, ids)
+    (Path(scene.options.media_folder) / media[0].prepared).unlink()
+    again = inputs.input_of(asked, ids)
+    assert len({id(each) for one in (first, again) for each in one["mm_kwargs"]["image"]}) == 1
+    del first, again
+    with pytest.raises(WorkerFailed, match="a prepared picture cannot be read"):
+        inputs.input_of(asked, ids)
+    assert scene.placed("second")[1], "it is prepared again"
+
+
 def test_requests_that_this_engine_cannot_serve_are_refused(scene: Scene) -> None:
     """The time is that of two engines' starts, which a whole run has too."""
     ids, media = scene.placed("first")

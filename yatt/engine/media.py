@@ -5,7 +5,7 @@ from pathlib import Path
 from yatt.adapters.node_local.prepared_media import PreparedMedia, open_prepared
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import WorkerFailed
-from yatt.records.message import SampleRequest
+from yatt.records.message import PlacedMedia, SampleRequest
 
 
 def prepared_pictures(sample: SampleRequest, options: EngineOptions) -> list[PreparedMedia]:
@@ -14,16 +14,23 @@ def prepared_pictures(sample: SampleRequest, options: EngineOptions) -> list[Pre
     Raises:
         WorkerFailed: one is not there, or is not what the request says: the request is to be sent again.
     """
-    return [_opened(each.prepared, each.grid, options.media_folder) for each in sample.media]
+    return [prepared_picture(each, options) for each in sample.media]
 
 
-def _opened(digest: str, grid: tuple[int, int, int], folder: str) -> PreparedMedia:
+def prepared_picture(media: PlacedMedia, options: EngineOptions) -> PreparedMedia:
+    """Maps the prepared file of one picture.
+
+    Raises:
+        WorkerFailed: as `prepared_pictures`.
+    """
     try:
-        found = open_prepared(Path(folder), digest)
+        found = open_prepared(Path(options.media_folder), media.prepared)
     except (OSError, ValueError) as error:
         raise WorkerFailed(f"a prepared picture cannot be read: {error}") from error
-    if found.grid != grid:
-        raise WorkerFailed(f"the prepared picture {digest} has the grid {found.grid}, not {grid}")
+    if found.grid != media.grid:
+        raise WorkerFailed(
+            f"the prepared picture {media.prepared} has the grid {found.grid}, not {media.grid}"
+        )
     return found
 
 

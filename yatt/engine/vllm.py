@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt.engine.media import prepared_pictures
 from yatt.engine.protocol import (
     CPU_KV_CACHE_BYTES,
     Comparison,
@@ -48,7 +47,7 @@ class VllmEngine:
         self._has_weights = False
         self._has_kv_cache = False
         self._exchange = contextlib.ExitStack()
-        self._num_frames = 0
+        self._pictures: Any = None
 
     @property
     def is_busy(self) -> bool:
@@ -63,7 +62,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from yatt.engine.vllm_pictures import check_pictures, frames_of, picture_arguments
+        from yatt.engine.vllm_pictures import PictureInputs, check_pictures, frames_of, picture_arguments
 
         arguments = engine_arguments(self._options) | attention_arguments(self._options)
         known = {item.name for item in dataclasses.fields(EngineArgs)}
@@ -80,7 +79,8 @@ class VllmEngine:
         # class, 2,048 for the default context of this call, which has no entry in vLLM's table.
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
         check_pictures(self._llm, self._options)
-        self._num_frames = frames_of(self._options.model) if self._options.most_pictures else 0
+        if self._options.most_pictures:
+            self._pictures = PictureInputs(self._options, frames_of(self._options.model))
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights, self._has_kv_cache = not waits_for_weights(self._options), True
 
@@ -106,10 +106,7 @@ class VllmEngine:
                 f"the prompt has {len(sample.media)} pictures; this engine takes "
                 f"{self._options.most_pictures}"
             )
-        from yatt.engine.vllm_pictures import picture_input
-
-        pictures = prepared_pictures(sample, self._options)
-        return picture_input(sample.media, pictures, prompt_ids, self._num_frames)
+        return self._pictures.input_of(sample, prompt_ids)
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
         """See Engine.abort."""
@@ -191,9 +188,7 @@ class VllmEngine:
     def _probe_prompt(self, ids: list[int]) -> Any:
         if not self._options.most_pictures:
             return {"prompt_token_ids": ids}
-        from yatt.engine.vllm_pictures import probe_input
-
-        return probe_input(ids, self._options.model, self._num_frames)
+        return self._pictures.probe_input(ids)
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights. Under tensor parallelism, compares only weights that are not sliced."""

@@ -7,10 +7,12 @@ of a picture names file and preparation: vLLM keeps features by it.
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from yatt.adapters.node_local.prepared_media import PreparedMedia, noise_picture, with_frames
+from yatt.engine.media import prepared_picture
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
@@ -60,42 +62,67 @@ def check_pictures(llm: Any, options: EngineOptions) -> None:
         raise ConfigError(f"{options.model}: vLLM's code of this model takes no prepared pictures.")
 
 
-def picture_input(
-    media: Sequence[m.PlacedMedia], pictures: Sequence[PreparedMedia], prompt_ids: list[int], frames: int
-) -> Any:
-    """Returns vLLM's input for a prompt.
+class PictureInputs:
+    """Makes vLLM's inputs for prompts with pictures.
+
+    The completions of a prompt share the pixels of its pictures: an item is used again as long as a request
+    in the engine has it. Its key names its content, so it is never out of date.
 
     Args:
-        media: the places of the pictures.
-        pictures: in the same order.
-        prompt_ids: with placeholder tokens.
         frames: `temporal_patch_size`: how often a still picture's frame is repeated.
     """
-    from vllm.inputs.engine import mm_input
-    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    grids = torch.tensor([picture.grid for picture in pictures])
-    values = torch.cat([torch.from_numpy(with_frames(picture, frames)) for picture in pictures])
+    def __init__(self, options: EngineOptions, frames: int) -> None:
+        self._options, self._frames = options, frames
+        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
+
+    def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
+        """Returns vLLM's input for a request; its `prompt_ids` have placeholder tokens.
+
+        Raises:
+            WorkerFailed: a prepared file cannot be read.
+        """
+        return _input_of(prompt_ids, sample.media, [self._item(each) for each in sample.media])
+
+    def probe_input(self, ids: list[int]) -> Any:
+        """Returns vLLM's input for a sequence of the sync probe.
+
+        Raises:
+            ConfigError: the model folder does not say how pictures become tokens.
+        """
+        tokens = picture_tokens(self._options.model)
+        if not (media := probe_media(ids, tokens)):
+            return {"prompt_token_ids": ids}
+        return _input_of(ids, media, [_made_item(noise_picture(tokens), self._frames)])
+
+    def _item(self, media: m.PlacedMedia) -> Any:
+        key = media.prepared, media.grid
+        item = self._items.get(key)
+        if item is None:
+            item = self._items[key] = _made_item(prepared_picture(media, self._options), self._frames)
+        return item
+
+
+def _input_of(ids: list[int], media: Sequence[m.PlacedMedia], items: Sequence[Any]) -> Any:
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in media]
+    hashes = [each.prepared for each in media]
+    return mm_input(ids, MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places})
+
+
+def _made_item(picture: PreparedMedia, frames: int) -> Any:
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+
+    grids = torch.tensor([picture.grid])
+    values = torch.from_numpy(with_frames(picture, frames))
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
     items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": values, "image_grid_thw": grids}, fields)
-    places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in media]
-    hashes = [each.prepared for each in media]
-    return mm_input(prompt_ids, items, {"image": hashes}, {"image": places})
-
-
-def probe_input(ids: list[int], model: str, frames: int) -> Any:
-    """Returns vLLM's input for a sequence of the sync probe.
-
-    Raises:
-        ConfigError: the folder does not say how pictures become tokens.
-    """
-    tokens = picture_tokens(model)
-    if not (media := probe_media(ids, tokens)):
-        return {"prompt_token_ids": ids}
-    return picture_input(media, [noise_picture(tokens)], ids, frames)
+    return items["image"][0]
 
 
 def frames_of(model: str) -> int:
