@@ -85,7 +85,7 @@ def balance_of(run: RunFile, num_samples: int = BATCH * N) -> Balance:
     accepted = [group for state in states for group in state.accepted]
     unfinished = [group for state in states for group in state.unfinished]
     return Balance(
-        sampled=round(sum(row["rollout/tokens"] for row in metrics)),
+        sampled=round(sum(row.get("rollout/tokens", 0) for row in metrics)),  # 0: all was there already
         trained=round(sum(row["response_length/mean"] for row in metrics) * num_samples),
         left=sum(s.num_tokens for group in accepted for s in group.samples),
         unfinished=sum(s.num_tokens for group in unfinished for s in group.samples),

@@ -170,6 +170,7 @@ def test_a_hash_of_another_picture_would_give_its_features(scene: Scene) -> None
 
 
 def test_the_probe_of_a_weight_update_has_a_picture(scene: Scene) -> None:
+    """The time is that of the engines' starts, which a whole run has too."""
     rows = probe_rows(scene.options.model)
     scores = scene.engine.score(rows)
     for row, score in zip(rows, scores, strict=True):

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from tests.faults.test_resume_exact import (
-    ENVIRONMENT,
     ITERATIONS,
     NUM_KILLS,
     VICTIMS,
@@ -25,6 +24,19 @@ from tests.tiny_vision import make_vision_model
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 SEEING_KILLS = 3
+ENVIRONMENT = """
+import random
+from PIL import Image
+
+def step(text, episode):
+    said = "".join(text for role, text in episode.turns if role == "assistant")
+    if len(said) % 3 == 0:
+        return None
+    draw = random.Random(said)
+    size = draw.randrange(32, 70), draw.randrange(32, 70)
+    view = Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1]))
+    return {"text": f" {episode.row['extra_info']['index']} <image> again:", "images": [view]}
+"""
 
 
 def with_pictures(folder: Path, **more: dict[str, Any]) -> RunFile:
@@ -61,8 +73,8 @@ def scripted_run(folder: Path) -> RunFile:
     """With an environment, scripted engines and a scripted trainer."""
     run = with_pictures(
         folder, trainer={"total_iterations": ITERATIONS}, model={"trainer": "scripted"},
-        environment={"path": str(folder / "environment.py"), "max_turns": 3},
-        rollout={"max_response_tokens": 48},
+        environment={"path": str(folder / "environment.py"), "max_turns": 3, "images": True},
+        rollout={"max_response_tokens": 64},
     )  # fmt: skip
     (folder / "policy" / "scripted.json").write_text("{}")
     (folder / "environment.py").write_text(ENVIRONMENT)
@@ -98,7 +110,7 @@ def test_pictures_were_prepared_and_shared(twins: tuple[RunFile, RunFile, list[s
     """A whole run and its twin: nothing smaller has controllers, engines and a media process."""
     calm, _, hits = twins
     samples = [row for row in rows(calm.run_dir / "samples.jsonl") if row.get("kind") == "sample"]
-    assert {len(row["media"]) for row in samples} == {1, 2}
+    assert {len(row["media"]) for row in samples} == {1, 2, 3, 4}, "of the prompt, and of two answers"
     assert "yatt.media" in hits
 
 

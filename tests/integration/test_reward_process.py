@@ -246,7 +246,10 @@ def test_the_environment_answers_a_turn_or_ends_the_episode(run):
         assert await server.order(step("4")) == m.Stepped(is_end=True)
         for text, says in (
             ("raise", "on the sums sample with prompt '2 + 2 = ': ZeroDivisionError: division by zero"),
-            ("number", "it must return the answer as text, or None at the end, not int"),
+            (
+                "number",
+                "or an object with 'text' and 'images', not int",
+            ),
             ("rest", "step took longer than its timeout_s 0.5"),
         ):
             failed = await server.order(step(text), 5.0)

@@ -55,3 +55,63 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
     evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
+
+
+MAZE = """
+import io
+from PIL import Image
+
+def step(text, episode):
+    number = len(episode.turns)
+    if number > 3:
+        return None
+    view = Image.new("RGB", (40 + 16 * number, 48), (40 * number, len(text) % 200, 90))
+    if number == 1:
+        return {"text": "You see <image>. And?", "images": [view]}
+    file = io.BytesIO()
+    view.save(file, "BMP")
+    return {"text": "Then <image> and <image>.", "images": [file.getvalue(), view.resize((64, 64))]}
+"""
+
+
+def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Path) -> None:
+    """A whole run: prompts of text whose answers have pictures, from sampling to a save and an evaluation."""
+    policy = Path(make_vision_model(tmp_path / "policy", "qwen3_vl"))
+    rows_of_text = [
+        {"prompt": [{"role": "user", "content": f"Find the way out of maze {n}."}],
+         "extra_info": {"index": n}, "data_source": "hiyouga/geometry3k",
+         "reward_model": {"ground_truth": str(n)}}
+        for n in range(NUM_ROWS)
+    ]  # fmt: skip
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows_of_text))
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "maze.py").write_text(MAZE)
+    config = {
+        "run": {"dir": str(tmp_path / "run")}, "model": {"path": str(policy), "dtype": "float32"},
+        "data": {"train_files": [str(file)], "val_files": [str(file)], "max_prompt_tokens": 96},
+        "rewards": [{"name": "length", "path": str(tmp_path / "reward.py")}],
+        "environment": {"path": str(tmp_path / "maze.py"), "images": True, "max_turns": 3},
+        "rollout": {
+            "engine": "vllm", "n": 2, "max_response_tokens": 200, "kv_cache_bytes": 32 << 20,
+            "enforce_eager": True, "max_num_seqs": 16, "stop": ["a", "e", "t"],
+        },
+        "trainer": {"total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 4},
+        "validation": {"reward": "length", "every": 2, "n": 1},
+        "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    checked = yatt("check", str(tmp_path / "run.json"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    done = yatt("run", str(tmp_path / "run.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = [row for row in rows(tmp_path / "run" / "samples.jsonl") if row["kind"] == "sample"]
+    assert {len(row["media"]) for row in samples} == {1 + 2} and not any(row["failed"] for row in samples)
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["training/global_step"] for row in metrics][-1] == 2
+    assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
+    kept = {path.name for path in (tmp_path / "run.data" / "media").rglob("*") if path.is_file()}
+    assert {name for row in samples for name in row["media"]} <= kept
+    evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
+    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
+    assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from yatt.records.episode import ENVIRONMENT
+from yatt.records.episode import ENVIRONMENT, MediaRef
 from yatt.records.order import Message, Order
 
 
@@ -83,10 +83,14 @@ class ScoreMany(Order[ScoredMany], frozen=True, kw_only=True):
 
 
 class Stepped(Message, frozen=True, kw_only=True):
-    """The environment's answer to a turn of the policy; `is_end`: there is none, the episode ends."""
+    """The environment's answer to a turn of the policy; `is_end`: there is none, the episode ends.
+
+    `media`: pictures in `data.media_store`, one for each mark of the text; without any a mark is text.
+    """
 
     observation: str = ""
     is_end: bool = False
+    media: tuple[MediaRef, ...] = ()
 
 
 class Step(Order[Stepped], frozen=True, kw_only=True):

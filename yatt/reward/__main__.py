@@ -47,7 +47,7 @@ from yatt.errors import (
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
 from yatt.records.episode import ENVIRONMENT
-from yatt.reward.environment import Episode, call_step, load_environment
+from yatt.reward.environment import Episode, StepAnswer, call_step, keep_images, load_environment
 from yatt.reward.functions import (
     CallStuck,
     RewardFunction,
@@ -132,9 +132,19 @@ class RewardWorker:
         )  # fmt: skip
         shown = _shown(row.data_source, order.prompt)
         answer = await self._result(function, shown, partial(call_step, function, episode))
-        if isinstance(answer, m.Failed):
-            return answer
-        return m.Stepped(observation=encodable_text(answer or ""), is_end=answer is None)
+        if answer is None or isinstance(answer, m.Failed):
+            return answer or m.Stepped(is_end=True)
+        media = await self._result(function, shown, partial(call_in_thread, partial(self._kept, answer)))
+        if isinstance(media, m.Failed):
+            return media
+        return m.Stepped(observation=encodable_text(answer.text), media=media)
+
+    def _kept(self, answer: StepAnswer) -> "tuple[m.MediaRef, ...] | m.Failed":
+        """The references to an answer's pictures, which are written first."""
+        try:
+            return keep_images(answer, self._config)
+        except OSError as error:
+            return m.Failed(error=f"a picture of the environment's: {error}", waits=is_passing(error))
 
     async def _score(self, function: RewardFunction, order: m.Score | m.ScoreMany) -> m.Message:
         client = self._client(function)

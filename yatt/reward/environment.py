@@ -1,11 +1,16 @@
 """The user's environment: `step(text, episode)` answers one turn of the policy."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from yatt.adapters.inputs.media import store_picture
+from yatt.adapters.inputs.media_head import MediaRefused
+from yatt.config.schema import RunConfig
 from yatt.config.sections.environment import EnvironmentSection
-from yatt.records.episode import ENVIRONMENT
+from yatt.printable import printable
+from yatt.records.episode import ENVIRONMENT, IMAGE_MARK, MediaRef
 from yatt.reward.functions import RewardFunction, call_function, load_function
 
 MOST_CHARACTERS = 1 << 20
@@ -50,20 +55,87 @@ def load_environment(section: EnvironmentSection) -> RewardFunction:
     )
 
 
-async def call_step(function: RewardFunction, episode: Episode) -> str | None:
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """An answer to the policy's turn: text with a mark for each picture, and the pictures: a file's bytes, or
+    what PIL has."""
+
+    text: str
+    images: tuple[Any, ...] = ()
+
+
+async def call_step(function: RewardFunction, episode: Episode) -> StepAnswer | None:
     """Returns the answer to the last turn, None if the episode ends.
 
     Raises:
         ValueError: the function returned something else, or too long a text.
         Exception: as in `call_function`.
     """
-    answer = await call_function(function, {"text": episode.turns[-1][1], "episode": episode}, None)
-    if answer is None:
+    found = await call_function(function, {"text": episode.turns[-1][1], "episode": episode}, None)
+    if found is None:
         return None
-    if not isinstance(answer, str):
-        raise ValueError(
-            f"it must return the answer as text, or None at the end, not {type(answer).__name__}"
-        )
-    if len(answer) > MOST_CHARACTERS:
-        raise ValueError(f"its answer has {len(answer)} characters; {MOST_CHARACTERS} is the most")
+    answer = StepAnswer(found) if isinstance(found, str) else _with_images(found)
+    if len(answer.text) > MOST_CHARACTERS:
+        raise ValueError(f"its answer has {len(answer.text)} characters; {MOST_CHARACTERS} is the most")
     return answer
+
+
+def _with_images(found: Any) -> StepAnswer:
+    if (
+        not isinstance(found, dict)
+        or found.keys() - {"text", "images"}
+        or not isinstance(found.get("text"), str)
+    ):
+        named = (
+            f"an object with {', '.join(map(repr, found))}"
+            if isinstance(found, dict)
+            else type(found).__name__
+        )
+        raise ValueError(
+            "it must return the answer as text, None at the end, or an object with 'text' and 'images', not "
+            f"{printable(named)[:160]}"
+        )
+    images = found.get("images") or []
+    if not isinstance(images, list | tuple):
+        raise ValueError(f"'images' of its answer must be a list, not {type(images).__name__}")
+    if (marks := found["text"].count(IMAGE_MARK)) != len(images):
+        raise ValueError(f"its answer has {marks} marks {IMAGE_MARK} for {len(images)} images")
+    return StepAnswer(found["text"], tuple(images))
+
+
+def keep_images(answer: StepAnswer, config: RunConfig) -> tuple[MediaRef, ...]:
+    """Writes the pictures of an answer to `data.media_store`, by their digests; returns references.
+
+    Raises:
+        ValueError: one cannot be used, or the run takes none.
+        OSError: one cannot be written.
+    """
+    if not answer.images:
+        return ()
+    if not config.environment.images:
+        raise ValueError("its answer has images; write environment.images: true")
+    if len(answer.images) > config.media.most_per_prompt:
+        raise ValueError(
+            f"its answer has {len(answer.images)} images, more than media.most_per_prompt "
+            f"({config.media.most_per_prompt})"
+        )
+    return tuple(_kept(image, number, config) for number, image in enumerate(answer.images, 1))
+
+
+def _kept(image: Any, number: int, config: RunConfig) -> MediaRef:
+    content = image
+    if callable(save := getattr(image, "save", None)):
+        try:
+            save(file := io.BytesIO(), "PNG")
+        except Exception as error:  # a library and the user's picture: any type
+            raise ValueError(f"image {number} of its answer cannot be saved as PNG ({error})") from error
+        content = file.getvalue()
+    if not isinstance(content, bytes | bytearray):
+        raise ValueError(
+            f"image {number} of its answer must be a file's bytes or a picture of PIL, not "
+            f"{type(image).__name__}"
+        )
+    try:
+        return store_picture(bytes(content), config.data.media_store, config.media.most_pixels)
+    except MediaRefused as error:
+        raise ValueError(f"image {number} of its answer {error}") from None

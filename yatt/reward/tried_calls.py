@@ -133,7 +133,7 @@ async def _results(
     try:
         if key == ENVIRONMENT:
             answer = await call_step(function, cases[0].episode(function))
-            return [replace(blank[0], answer=None if answer is None else encodable_text(answer))]
+            return [replace(blank[0], answer=None if answer is None else encodable_text(answer.text))]
         found = await call_reward(function, [case.sample(config) for case in cases], client=None)
     except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)
         says = encodable_text(f"{words_of(error)} at {where_raised(error, function.path)}")

@@ -9,8 +9,9 @@ import torch
 
 from tests.packages import trainer_module
 from tests.tiny_vision import KINDS, config_of
+from yatt.core.samples.placeholders import placed_in
 from yatt.records.message import MediaRef, PlacedMedia, Turn, pack_ids
-from yatt.trainer.attention.media_batch import placed_in, positions_of
+from yatt.trainer.attention.media_batch import positions_of
 
 MERGE = 2
 

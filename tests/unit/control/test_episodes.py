@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from tests.runs import HANG_S, RunFile
+from tests.tiny_models import make_seeing_scripted_model
 from tests.unit.control.engine_stand_in import Engines, completion
 from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.inputs.encoded_prompt import encode_observation
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_run_config
 from yatt.control.gpus.engines import LocalEngines
@@ -22,8 +24,10 @@ from yatt.control.rollouts.groups.groups import PromptGroup, SampleState, new_gr
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.core.samples.placeholders import placed_in, with_placeholders
 from yatt.core.samples.rewards import Shaping
 from yatt.errors import WorkerFailed
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.paths import RunPaths
 from yatt.records import message as m
 
@@ -193,3 +197,90 @@ def test_a_stop_text_across_a_pause_ends_the_completion_where_an_engine_would(tm
     assert m.unpack_ids(turn.token_ids) == [four, plus, six]
     assert (turn.finish_reason, len(turn.logprobs) // 4) == ("stop", 3)
     assert turn.policy_versions[-1][-1] == 3
+
+
+PICTURE = m.MediaRef("", "a" * 64, 96, 64)
+SEEN = 6
+"""Tokens of the picture: 3 x 2 squares of 32 pixels."""
+
+
+class SeeingBench(Bench):
+    """A model that takes pictures, whose environment answers with one."""
+
+    def __init__(self, folder: Path, *, text: str = "see <image> now", **settings: Any) -> None:
+        async def shows(_: m.Step) -> m.Message:
+            return m.Stepped(observation=text, media=(PICTURE,))
+
+        model = make_seeing_scripted_model(folder / "seeing")
+        super().__init__(folder, shows, **{"model": {"path": model}, **settings})
+        ids, media = with_placeholders([40, 3, 5, 4, 41], [PICTURE], picture_tokens(model))
+        self.group = new_group(4, 2, "1+1=", ids, 1, media)
+        self.engines.answer = lambda _, asked: completion(asked, [60, 61][: asked.max_tokens], version=3)
+
+
+def test_an_answers_pictures_are_tokens_of_its_turn_and_go_to_the_engine_with_the_prompts(
+    tmp_path: Path,
+) -> None:
+    settings = {"environment": {"max_turns": 3, "images": True}, "rollout": {"max_response_tokens": 90}}
+    bench = SeeingBench(tmp_path, **settings)
+    sample = asyncio.run(bench.extend())
+    assert [turn.is_sampled for turn in sample.turns] == [True, False, True, False, True]
+    before, after = (bench.tokenizer.encode_plain(part) for part in ("see ", " now"))
+    for turn in sample.turns[1::2]:
+        (placed,) = turn.media
+        expected = [*before, 3, *[5] * SEEN, 4, *after]
+        assert m.unpack_ids(turn.token_ids) == expected
+        assert (placed.ref, placed.start, placed.num_tokens) == (PICTURE, len(before) + 1, SEEN)
+    requests = [body for _, body, _ in bench.engines.sent if isinstance(body, m.SampleRequest)]
+    assert [len(request.media) for request in requests] == [1, 2, 3]
+    for request in requests:
+        ids = m.unpack_ids(request.prompt_ids)
+        shown = {place for each in request.media for place in range(each.start, each.start + each.num_tokens)}
+        assert shown == {place for place, token in enumerate(ids) if token == 5}
+    (rollout,) = bench.group.rollouts().values()
+    assert placed_in(rollout.turns) == requests[-1].media
+    assert bench.steps[-1].turns[1] == ("user", "see <image> now")
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(bench.group), type=PromptGroup)
+    assert saved.samples[0].turns == sample.turns
+
+
+@pytest.mark.parametrize("room", range(2, 40))
+def test_neither_text_nor_picture_of_an_answer_is_shown_without_room_for_both(
+    tmp_path: Path, room: int
+) -> None:
+    settings = {"environment": {"max_turns": 3, "images": True}, "rollout": {"max_response_tokens": room}}
+    bench = SeeingBench(tmp_path, **settings)
+    sample = asyncio.run(bench.extend())
+    length = len(bench.tokenizer.encode_plain("see ")) + SEEN + 2 + len(bench.tokenizer.encode_plain(" now"))
+    fits = [turns for turns in (1, 2) if 2 * turns + length * turns < room]
+    assert [len(turn.media) for turn in sample.turns[1::2]] == [1] * len(fits)
+    assert sample.num_response_tokens <= room and len(sample.observations) == len(fits)
+    assert sample.finish_reason == ("length" if len(fits) < 2 else "stop")
+
+
+def test_more_pictures_than_engines_take_end_the_episode_as_cut(tmp_path: Path) -> None:
+    settings = {
+        "environment": {"max_turns": 4, "images": True}, "rollout": {"max_response_tokens": 90},
+        "media": {"most_per_prompt": 2},
+    }  # fmt: skip
+    sample = asyncio.run(SeeingBench(tmp_path, **settings).extend())
+    assert (sample.num_turns, sample.finish_reason, sample.failed) == (2, "length", "")
+
+
+def test_an_answer_that_the_model_cannot_take_fails_the_sample_and_is_the_users(tmp_path: Path) -> None:
+    bench = SeeingBench(
+        tmp_path, text="no mark", environment={"images": True}, rollout={"max_response_tokens": 90}
+    )
+    sample = asyncio.run(bench.extend())
+    assert sample.is_users_failure
+    assert sample.failed.endswith("its answer cannot be encoded: it has 0 placeholders for 1 pictures")
+
+
+def test_a_chat_template_shows_an_answers_picture_and_text_forges_none(tmp_path: Path) -> None:
+    model = make_seeing_scripted_model(tmp_path / "seeing")
+    tokenizer, tokens = Tokenizer(model), picture_tokens(model)
+    ids = encode_observation("<|image_pad|> is <image>!", tokens, tokenizer, "user")
+    assert ids.count(5) == 1 and tokenizer.decode(ids, skip_special=False) == (
+        "<|im_end|>\n<|im_start|>user\n<|image_pad|> is <|vision_start|><|image_pad|><|vision_end|>!"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -69,10 +69,17 @@ def _ids_with_marks(row: Row, tokens: PictureTokens, tokenizer: Tokenizer, confi
     return _plain_ids(parts, tokens, tokenizer)
 
 
-def _plain_ids(parts: Sequence[TextPart | None], tokens: PictureTokens, tokenizer: Tokenizer) -> list[int]:
+def _plain_ids(
+    parts: Sequence[TextPart | None],
+    tokens: PictureTokens,
+    tokenizer: Tokenizer,
+    *,
+    adds_special: bool = True,
+) -> list[int]:
     """Returns the ids of text that no template renders, with one placeholder for each picture."""
     picture = TextPart(tokenizer.decode(list(tokens.mark_ids), skip_special=False), True)
-    return tokenizer.encode_parts([picture if part is None else part for part in parts], adds_special=True)
+    every = [picture if part is None else part for part in parts]
+    return tokenizer.encode_parts(every, adds_special=adds_special)
 
 
 def encode_question(
@@ -89,6 +96,19 @@ def encode_question(
     else:
         ids = _plain_ids(parts, tokens, tokenizer)
     return with_placeholders(ids, refs, tokens)
+
+
+def encode_observation(text: str, tokens: PictureTokens, tokenizer: Tokenizer, role: str) -> list[int]:
+    """Encodes an environment's answer with pictures, with one placeholder for each.
+
+    Args:
+        text: with a mark for each picture.
+        role: of the message in the model's template; empty: no template renders it.
+    """
+    parts = _split(text)
+    if role:
+        return tokenizer.encode_answer(role, parts)
+    return _plain_ids(parts, tokens, tokenizer, adds_special=False)
 
 
 def _plain_part(row: Row, text: str, config: RunConfig) -> TextPart:

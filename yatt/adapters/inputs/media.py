@@ -1,17 +1,23 @@
 """Pictures that belong to prompts: their references in data rows, and reading their files.
 
 A reference is made when a run is started (`yatt.launch.resolve.making_media`). It names a file below
-`data.media_root`, or one of `data.media_store`, where pictures are whose bytes were in a data file. Data
-never decides what else is opened: a reference that leaves the folder, also by a link, is refused.
+`data.media_root`, or one of `data.media_store`, where pictures are whose bytes were in a data file or came
+from the environment. Data never decides what else is opened: a reference that leaves the folder, also by a
+link, is refused.
 """
 
+import hashlib
+import os
 import re
+import secrets
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
+from yatt.adapters.files.files import make_private
+from yatt.adapters.inputs.media_head import MediaRefused, head_of_bytes, refuse_pixels
 from yatt.errors import ConfigError
 from yatt.plain_files import open_regular
 from yatt.printable import value_in_words
@@ -58,6 +64,33 @@ def _is_whole(reference: _Reference) -> bool:
     return (
         is_below and bool(_DIGEST.fullmatch(reference.sha256)) and min(reference.width, reference.height) > 0
     )
+
+
+def store_picture(content: bytes, store: str, most_pixels: int) -> MediaRef:
+    """Writes a picture's bytes to a file named by their digest, unless it is there.
+
+    Args:
+        store: `data.media_store`.
+
+    Raises:
+        MediaRefused: it is no picture that is taken, or too large.
+        OSError: it cannot be written.
+    """
+    if len(content) > MOST_BYTES:
+        raise MediaRefused(f"has more than {MOST_BYTES >> 20} MiB")
+    head = head_of_bytes(content)
+    refuse_pixels(head, most_pixels)
+    digest = hashlib.sha256(content).hexdigest()
+    target = Path(store, media_path("", digest))
+    if not (target.is_file() and target.stat().st_size == len(content)):
+        make_private(target.parent)
+        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            unfinished.write_bytes(content)
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return MediaRef("", digest, *head.shown_size)
 
 
 def media_path(path: str, sha256: str) -> str:

@@ -41,6 +41,19 @@ def new_mark() -> str:
     return f"\ue000{secrets.token_hex(8)}\ue001"
 
 
+class Hidden:
+    """Texts that are not trusted, by the marks that stand for them while a template is rendered."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def hide(self, text: str) -> str:
+        """Returns the mark of a text."""
+        mark = new_mark()
+        self.texts[mark] = text
+        return mark
+
+
 def is_trusted_match(match: "re.Match[str]", parts: Sequence[TextPart]) -> bool:
     """Whether a match lies completely in one trusted part."""
     ends = list(accumulate(len(part.text) for part in parts))

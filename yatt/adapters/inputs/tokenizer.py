@@ -24,6 +24,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from yatt.adapters.inputs.text_parts import (
+    Content,
+    Hidden,
     TextPart,
     content_of,
     is_trusted_match,
@@ -109,23 +111,26 @@ class Tokenizer:
         """Returns the ids of untrusted text that continues other text."""
         return self.encode_parts([TextPart(text, False)], adds_special=False)
 
-    def encode_answer(self, role: str, text: str) -> list[int]:
+    def encode_answer(self, role: str, content: Content) -> list[int]:
         """Returns the ids of a message with untrusted text that follows the policy's turn, in the model's
         template: from the end of the policy's turn to the beginning of its next one.
+
+        Args:
+            content: as in `encode_chat`.
 
         Raises:
             ConfigError: see `render_chat`; or the template does not show the policy's turns.
         """
-        said, mark = new_mark(), new_mark()
+        said, hidden = new_mark(), Hidden()
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": said}]
-        rendered = self.render_chat([*before, {"role": role, "content": text}])
-        marked = self.render_chat([*before, {"role": role, "content": mark}])
+        rendered = self.render_chat([*before, {"role": role, "content": content_of(content, str)}])
+        marked = self.render_chat([*before, {"role": role, "content": content_of(content, hidden.hide)}])
         if said not in marked or said not in rendered:
             raise ConfigError(f"the chat template of {self._folder} does not show the assistant's messages.")
-        tail = marked.rpartition(said)[2]
-        parts = unhidden_parts(tail, {mark: text})
+        parts = unhidden_parts(marked.rpartition(said)[2], hidden.texts)
         plain = rendered.partition(said)[2]
-        if "".join(part.text for part in parts) != plain and not self.has_special(text):
+        texts = hidden.texts.values()
+        if "".join(part.text for part in parts) != plain and not any(map(self.has_special, texts)):
             return self.encode_rendered(plain)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
 
@@ -139,18 +144,14 @@ class Tokenizer:
         Raises:
             ConfigError: see `render_chat`.
         """
-        hidden: dict[str, str] = {}
-
-        def hide(text: str) -> str:
-            mark = new_mark()
-            hidden[mark] = text
-            return mark
-
+        hidden = Hidden()
         plain = [{**message, "content": content_of(message["content"], str)} for message in messages]
-        marked = [{**message, "content": content_of(message["content"], hide)} for message in messages]
+        marked = [{**message, "content": content_of(message["content"], hidden.hide)} for message in messages]
         rendered = self.render_chat(plain)
-        parts = unhidden_parts(self.render_chat(marked), hidden)
-        if "".join(part.text for part in parts) != rendered and not self._spells_special(hidden.values()):
+        parts = unhidden_parts(self.render_chat(marked), hidden.texts)
+        if "".join(part.text for part in parts) != rendered and not self._spells_special(
+            hidden.texts.values()
+        ):
             return self.encode_rendered(rendered)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
 

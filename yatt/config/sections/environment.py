@@ -26,6 +26,10 @@ class EnvironmentSection:
     """Maximum number of the policy's turns; the last one is not answered. All turns and answers together have
     at most `rollout.max_response_tokens`."""
 
+    images: bool = False
+    """Its answers may have pictures: `{"text": ..., "images": [...]}` with a mark `<image>` in the text for
+    each; an image is the bytes of a file, or a picture of PIL. They are kept with the run's made data."""
+
     kwargs: dict[str, Free] = field(default_factory=dict)
     """Passed to the function in `episode.kwargs`."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from yatt.adapters.inputs.encoded_prompt import encode_observation
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.gpus.engines import ABORTED
@@ -19,11 +20,13 @@ from yatt.control.rollouts.scoring.judging import users_failure
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.samples.lengths import key_of
+from yatt.core.samples.placeholders import PictureTokens, placed_in, with_placeholders
 from yatt.core.samples.prompts import sample_seed
 from yatt.core.samples.stop_text import stop_across
 from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
-from yatt.records.message import pack_ids, unpack_ids
+from yatt.records.message import Turn, pack_ids, unpack_ids
 
 ASSISTANT = "assistant"
 CallStep = Callable[[m.Step], Awaitable[m.Message]]
@@ -71,7 +74,8 @@ class Episodes:
     ) -> None:
         self._run, self._section, self._router = node.config.run, node.config.rollout, router
         self._environment, self.tokenizer = node.config.environment, tokenizer
-        self._is_rendered = node.config.data.apply_chat_template
+        self._is_rendered, self._media = node.config.data.apply_chat_template, node.config.media
+        self._model = node.config.model.path
         self._call_step, self._sampling = call_step, sampling
 
     def text_of(self, sample: SampleState) -> str:
@@ -160,7 +164,8 @@ class Episodes:
             seed=sample_seed(self._run.seed, sampling.seed_of(group.number), sample.index, num_tokens),
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
             max_tokens=section.max_response_tokens - num_tokens,
-            stop=section.stop, media=group.media, ignore_eos=sampling.ignore_eos,
+            stop=section.stop, media=placed_in((Turn(group.prompt, media=group.media), *sample.turns)),
+            ignore_eos=sampling.ignore_eos,
             group=f"{sampling.prefix}{group.number}",
         )  # fmt: skip
 
@@ -178,11 +183,19 @@ class Episodes:
         if answer.is_end:
             sample.finish_reason = sample.turns[-1].finish_reason
             return
-        ids = self._observation_ids(subject, answer.observation)
-        if sample.num_response_tokens + len(ids) >= self._section.max_response_tokens:
+        try:
+            ids, media = self._observation(subject, answer)
+        except ValueError as error:
+            subject.counters["environment/failed"] += 1
+            sample.fail(f"environment, {subject.place}: its answer cannot be encoded: {error}", is_users=True)
+            return
+        shown = (subject.group.media, *(turn.media for turn in sample.turns))
+        num_pictures = sum(map(len, shown)) + len(media)
+        has_room = sample.num_response_tokens + len(ids) < self._section.max_response_tokens
+        if not has_room or (media and num_pictures > self._media.most_per_prompt):
             sample.finish_reason = TRUNCATED  # no room for another turn
             return
-        sample.observe(pack_ids(ids), answer.observation)
+        sample.observe(pack_ids(ids), answer.observation, media)
 
     def _step(self, subject: Subject) -> m.Step:
         return m.Step(
@@ -190,11 +203,26 @@ class Episodes:
             is_held_out=subject.is_held_out,
         )  # fmt: skip
 
-    def _observation_ids(self, subject: Subject, text: str) -> list[int]:
+    def _observation(
+        self, subject: Subject, answer: m.Stepped
+    ) -> tuple[list[int], tuple[m.PlacedMedia, ...]]:
+        """Returns the ids of an answer, with a token for each feature of its pictures, and their places."""
+        if not answer.media:
+            return self._observation_ids(subject, answer.observation, None), ()
+        tokens = picture_tokens(self._model, self._media.min_pixels, self._media.max_pixels)
+        return with_placeholders(
+            self._observation_ids(subject, answer.observation, tokens), answer.media, tokens
+        )
+
+    def _observation_ids(self, subject: Subject, text: str, tokens: PictureTokens | None) -> list[int]:
         is_chat = self._is_rendered and not isinstance(subject.row.prompt, str)
+        role = self._environment.role if is_chat else ""
+        if tokens is not None:
+            ids = encode_observation(text, tokens, self.tokenizer, role)
+        else:
+            ids = self.tokenizer.encode_answer(role, text) if role else self.tokenizer.encode_plain(text)
         if not is_chat:
-            return self.tokenizer.encode_plain(text)
-        ids = self.tokenizer.encode_answer(self._environment.role, text)
+            return ids
         last = unpack_ids(subject.sample.turns[-1].token_ids)[-1:]
         has_ended = bool(last) and last[0] in self.tokenizer.eos_ids
         return ids[1:] if has_ended and ids[:1] and ids[0] in self.tokenizer.eos_ids else ids

@@ -67,7 +67,10 @@ def sample_records(
             "kind": SAMPLE, "sample": number, "group": group.number, "index": index, "row": group.row,
             "data_source": row.data_source if row else None,
             "prompt": group.prompt_text, "num_prompt_tokens": group.num_prompt_tokens,
-            "media": [each.ref.path or each.ref.sha256 for each in group.media],
+            "media": [
+                each.ref.path or each.ref.sha256
+                for media in (group.media, *(turn.media for turn in sample.turns)) for each in media
+            ],
             "completion": tokenizer.decode(sample.token_ids), **_turns(sample, tokenizer),
             "num_tokens": sample.num_tokens, "num_response_tokens": sample.num_response_tokens,
             "finish_reason": sample.finish_reason, "is_truncated": is_cut,

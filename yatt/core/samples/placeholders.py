@@ -3,10 +3,13 @@
 A pure function of ids and sizes, so a controller counts real tokens without reading a picture.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from yatt.records.episode import MediaRef, PlacedMedia
+import msgspec
+
+from yatt.records.episode import MediaRef, PlacedMedia, Turn
 
 
 class PictureTokens(Protocol):
@@ -62,3 +65,13 @@ def with_placeholders(
         placed.append(PlacedMedia(ref, start, replacement.count(tokens.image_token_id), grid))
         found += replacement
     return found, tuple(placed)
+
+
+def placed_in(turns: Sequence[Turn]) -> tuple[PlacedMedia, ...]:
+    """Returns the pictures of turns, with places that count from the first token of the first turn."""
+    firsts = itertools.accumulate((turn.num_tokens for turn in turns), initial=0)
+    return tuple(
+        msgspec.structs.replace(each, start=each.start + first)
+        for turn, first in zip(turns, firsts, strict=False)
+        for each in turn.media
+    )

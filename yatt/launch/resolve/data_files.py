@@ -130,13 +130,16 @@ def with_made_data(config: RunConfig, folder: Path | None = None, earlier: Seque
         ConfigError: a data set cannot be fetched, or the function failed.
     """
     sees = takes_pictures(config.model.path)
+    if config.environment.images and not sees:
+        raise ConfigError(f"environment.images: {config.model.path} takes no pictures; remove it.")
     if not sees and not needs_making(config.data):
         return config
     folder = folder or made_folder(config.run.dir)
     made = _Made(folder, frozenset(str(place.resolve()) for place in (folder, *earlier)))
     limit_s = config.launch.phase_timeout_s
     config = _with_entries(config, partial(_fetched, folder, _files_of_run(config.run.dir), limit_s))
-    if sees and any(map(partial(_may_have_pictures, config.data, made), _entries_of(config.data))):
+    may_have = partial(_may_have_pictures, config.data, made)
+    if sees and (config.environment.images or any(map(may_have, _entries_of(config.data)))):
         store = config.data.media_store or str(folder / MEDIA_STORE)
         config = replace(config, data=replace(config.data, media_store=store))
         config = _with_entries(config, partial(_with_references, made, config))

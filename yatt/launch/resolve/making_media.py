@@ -8,11 +8,9 @@ so no other process of the control plane reads a picture, and a resume sees that
 import base64
 import binascii
 import errno
-import hashlib
 import json
 import os
 import re
-import secrets
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from yatt.adapters.files.files import make_private
+from msgspec.structs import asdict
+
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.data_rows import raw_rows
-from yatt.adapters.inputs.media import MOST_BYTES, media_path
-from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, head_of_bytes, refuse_pixels
+from yatt.adapters.inputs.media import store_picture
+from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
 from yatt.adapters.inputs.parquet_rows import parquet_batches, without_dictionaries
 from yatt.errors import ConfigError, StoreUnreachable
 from yatt.media.fetch import MediaSources
@@ -215,7 +214,8 @@ def _reference(entry: Any, place: str, making: MediaMaking, sources: MediaSource
     content, path, digest = _parts(entry, place)
     try:
         if content is not None:
-            return _stored(content, making)
+            found: dict[str, Any] = asdict(store_picture(content, making.store, making.most_pixels))
+            return found
         return _named(path, digest, making, sources)
     except MediaRefused as error:
         raise _Fault(place, str(error), "" if content is not None else path) from error
@@ -251,26 +251,6 @@ def _decoded(text: str, place: str) -> bytes:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _Fault(place, "cannot be read as data:image/...;base64,...") from error
-
-
-def _stored(content: bytes, making: MediaMaking) -> dict[str, Any]:
-    """Writes a picture's bytes to a file named by their digest, unless it is there."""
-    if len(content) > MOST_BYTES:
-        raise MediaRefused(f"has more than {MOST_BYTES >> 20} MiB")
-    head = head_of_bytes(content)
-    refuse_pixels(head, making.most_pixels)
-    digest = hashlib.sha256(content).hexdigest()
-    target = Path(making.store, media_path("", digest))
-    if not (target.is_file() and target.stat().st_size == len(content)):
-        make_private(target.parent)
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            unfinished.write_bytes(content)
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    width, height = head.shown_size
-    return {"path": "", "sha256": digest, "width": width, "height": height}
 
 
 def _named(path: str, digest: str, making: MediaMaking, sources: MediaSources) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 from torch import Tensor
 
+from yatt.core.samples.placeholders import placed_in
 from yatt.records.message import PlacedMedia, Rollout
 from yatt.trainer.attention.media_batch import (
     AddedLevels,
     MediaBatch,
     PlacedSequence,
     media_batch,
-    placed_in,
 )
 from yatt.trainer.attention.varlen import VarlenBounds, varlen_bounds
 

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from yatt.records.message import PlacedMedia, Turn
+from yatt.records.message import PlacedMedia
 
 
 class Picture(NamedTuple):
@@ -58,16 +57,6 @@ class AddedLevels(NamedTuple):
     places_M: Tensor
     order_M: Tensor
     levels: list[Tensor]
-
-
-def placed_in(turns: Sequence[Turn]) -> tuple[PlacedMedia, ...]:
-    """Returns the pictures of turns, with places that count from the first token of the first turn."""
-    firsts = itertools.accumulate((turn.num_tokens for turn in turns), initial=0)
-    return tuple(
-        msgspec.structs.replace(each, start=each.start + first)
-        for turn, first in zip(turns, firsts, strict=False)
-        for each in turn.media
-    )
 
 
 def media_batch(

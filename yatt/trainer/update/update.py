@@ -27,11 +27,12 @@ from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import AlgorithmSection
 from yatt.core.figures.efficiency import peak_flops_per_s
+from yatt.core.samples.placeholders import placed_in
 from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_flops
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.records.usage import RankUsage
 from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
-from yatt.trainer.attention.media_batch import Picture, placed_in
+from yatt.trainer.attention.media_batch import Picture
 from yatt.trainer.forward.passes import (
     Tick,
     completion_logprobs,

@@ -95,9 +95,9 @@ class SampleState(msgspec.Struct, kw_only=True):
         """The policy has ended its present turn."""
         self.turns = [*self.turns[:-1], msgspec.structs.replace(self.turns[-1], finish_reason=finish_reason)]
 
-    def observe(self, ids: bytes, text: str) -> None:
-        """Appends packed tokens that the policy is given, and what they say."""
-        self.turns, self.observations = [*self.turns, Turn(ids)], [*self.observations, text]
+    def observe(self, ids: bytes, text: str, media: tuple[PlacedMedia, ...] = ()) -> None:
+        """Appends packed tokens that the policy is given, what they say, and their pictures' places."""
+        self.turns, self.observations = [*self.turns, Turn(ids, media=media)], [*self.observations, text]
 
     def restart(self) -> None:
         """Resets the sample: removes its tokens, scores and failure."""
