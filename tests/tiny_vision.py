@@ -108,13 +108,13 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
                 bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
     model.save_pretrained(folder)
     if kind == "qwen3_vl_moe":
-        _transpose_experts(folder / "model.safetensors")
+        transpose_experts(folder / "model.safetensors")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     return str(folder)
 
 
-def _transpose_experts(file: Path) -> None:
-    """As released: transformers saves experts that it did not load the other way round."""
+def transpose_experts(file: Path) -> None:
+    """From transformers' way to the released one, and back: it saves experts the other way round."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(file)

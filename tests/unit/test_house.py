@@ -45,7 +45,7 @@ LARGE_CLASSES = """
 
 LINES = {
     "control": 12300, "launch": 10350, "adapters": 10450, "core": 7350, "trainer": 6950, "obs": 5300,
-    "config": 4300, "checkpoint": 4100, "cli": 3700, "forecast": 3500, "engine": 2900, "models": 2350,
+    "config": 4300, "checkpoint": 4100, "cli": 3700, "forecast": 3500, "engine": 2950, "models": 2400,
     "records": 1600, "reward": 1450, "evaluation": 1250, "weights": 1050, "media": 950, ".": 700,
     "uploader": 700, "algo": 600, "collectives": 250, "genrm": 50, "rollout": 50,
 }  # fmt: skip

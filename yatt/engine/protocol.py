@@ -11,6 +11,7 @@ them as declared sleeping memory.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from yatt.adapters.inputs.model_family import has_turned_experts
 from yatt.adapters.inputs.tokenizer import eos_ids
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import WorkerFailed
@@ -135,10 +136,15 @@ class EngineOptions:
     """New weights are loaded after every wake, so sleep need not keep the old ones."""
 
 
+UNLOADED = "yatt_unloaded"
+"""vLLM's name of the way to load a model whose weights come later (`yatt.engine.weights.transfer`)."""
+
+
 def waits_for_weights(options: EngineOptions) -> bool:
-    """Whether the folder's weights are quantised and the policy's are not: the engine starts without any, and
-    its first ones are published."""
-    return options.weights_are_replaced and bool(read_config(options.model).get(KEY))
+    """Whether engines cannot load the folder's weights, and the trainer can: they are quantised, or experts
+    are the other way round than released. The engine starts without any; its first ones are published."""
+    is_quantised = bool(read_config(options.model).get(KEY))
+    return options.weights_are_replaced and (is_quantised or has_turned_experts(options.model))
 
 
 def refuse_structure(sample: SampleRequest) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from yatt.engine.protocol import (
     CPU_KV_CACHE_BYTES,
+    UNLOADED,
     Comparison,
     EngineOptions,
     prompt_and_room,
@@ -298,7 +299,7 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
         "seed": 0,
     }
     if waits_for_weights(options):
-        arguments |= {"load_format": "dummy", "hf_overrides": {KEY: None}}
+        arguments |= {"load_format": UNLOADED, "hf_overrides": {KEY: None}}
     if options.expert_parallel:
         arguments["enable_expert_parallel"] = True
     if options.num_ranks > 1:

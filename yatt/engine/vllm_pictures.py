@@ -17,7 +17,7 @@ from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
 from yatt.models.pictures.probe import probe_media
-from yatt.models.pictures.tokens import picture_tokens
+from yatt.models.pictures.tokens import unlimited_tokens
 from yatt.records import message as m
 
 ON_DEVICE = "mm_device_do_normalize"
@@ -74,6 +74,7 @@ class PictureInputs:
 
     def __init__(self, options: EngineOptions, frames: int) -> None:
         self._options, self._frames = options, frames
+        self._tokens = unlimited_tokens(options.model)
         self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
 
     def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
@@ -85,15 +86,10 @@ class PictureInputs:
         return _input_of(prompt_ids, sample.media, [self._item(each) for each in sample.media])
 
     def probe_input(self, ids: list[int]) -> Any:
-        """Returns vLLM's input for a sequence of the sync probe.
-
-        Raises:
-            ConfigError: the model folder does not say how pictures become tokens.
-        """
-        tokens = picture_tokens(self._options.model)
-        if not (media := probe_media(ids, tokens)):
+        """Returns vLLM's input for a sequence of the sync probe."""
+        if not (media := probe_media(ids, self._tokens)):
             return {"prompt_token_ids": ids}
-        return _input_of(ids, media, [_made_item(noise_picture(tokens), self._frames)])
+        return _input_of(ids, media, [_made_item(noise_picture(self._tokens), self._frames)])
 
     def _item(self, media: m.PlacedMedia) -> Any:
         key = media.prepared, media.grid

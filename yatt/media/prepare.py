@@ -16,7 +16,7 @@ from PIL import Image
 
 from yatt.adapters.inputs.media_head import MediaRefused
 from yatt.errors import ConfigError, error_line
-from yatt.models.pictures.tokens import picture_tokens
+from yatt.models.pictures.tokens import unlimited_tokens
 from yatt.printable import printable
 
 RULES = 1
@@ -85,7 +85,7 @@ def load_preparation(folder: Path, min_pixels: int = 0, max_pixels: int = 0) -> 
         processor = AutoImageProcessor.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-        frames = picture_tokens(str(folder)).frames
+        frames = unlimited_tokens(str(folder)).frames
         given = {"min_pixels": min_pixels * frames, "max_pixels": max_pixels * frames}
         sizes = {edge: given[key] or processor.size[edge] for edge, key in _SIZES.items()}
         processor.size = {**dict(processor.size), **sizes}

@@ -176,8 +176,8 @@ def _glm4v_moe(values: Mapping[str, Any]) -> Shape:
 
 
 def _stacked_rows(shape: Shape) -> list[WeightRow]:
-    assert shape.experts is not None, "the family has some"
-    return with_stacked_experts(dense_rows(shape), shape.experts.num_experts)
+    table = dense_rows(shape)
+    return with_stacked_experts(table, shape.experts.num_experts) if shape.experts else table
 
 
 def _seeing(

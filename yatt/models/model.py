@@ -98,6 +98,7 @@ def check_parameter_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
     for what, found in (("parameter", names), ("tensor", tensors)):
         if twice := [name for name, count in Counter(found).items() if count > 1]:
             raise ConfigError(f"model.family: {family.model_type}: two rows have the {what} {twice[0]}.")
+    _check_stacks(family, rows)
     if EMBEDDING not in names:
         raise ConfigError(f"model.family: {family.model_type}: no row is {EMBEDDING}.")
     for row in rows:
@@ -105,4 +106,27 @@ def check_parameter_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
             raise ConfigError(
                 f"model.family: {family.model_type}: the parts of {row.name} do not divide into {row.groups} "
                 "groups."
+            )
+
+
+def _check_stacks(family: Family, rows: tuple[WeightRow, ...]) -> None:
+    """Refuses tensors of files that would never be complete, or whose blocks differ."""
+    stacks: dict[str, list[WeightRow]] = {}
+    for row in rows:
+        if row.stacked:
+            stacks.setdefault(row.stacked.name, []).append(row)
+    names = {name for row in rows for name in row.hf_names}
+    for name, found in stacks.items():
+        count, first = found[0].stacked.count if found[0].stacked else 0, found[0]
+        places = sorted((row.stacked.index, row.stacked.count) for row in found if row.stacked)
+        is_even = {(row.full_shape, row.groups, row.tail) for row in found} == {(first.full_shape, 1, ())}
+        if (
+            places != [(index, count) for index in range(count)]
+            or not is_even
+            or name in names
+            or not first.width
+        ):
+            raise ConfigError(
+                f"model.family: {family.model_type}: the rows of {name} need to be its blocks, each once, "
+                "matrices of one shape in one group."
             )

@@ -29,7 +29,7 @@ from yatt.collectives.group import RunGroup
 from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
 from yatt.models.pictures.probe import NAME, probe_media
-from yatt.models.pictures.tokens import picture_tokens, pixel_scale
+from yatt.models.pictures.tokens import pixel_scale, unlimited_tokens
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.message import Join
@@ -273,7 +273,7 @@ class TrainerRank:
         rows = [m.unpack_ids(raw) for raw in probe]
         if not self._config.data.media_store:
             return [ProbeSequence(ids) for ids in rows]
-        tokens = with_retries(partial(picture_tokens, self._config.model.path))
+        tokens = with_retries(partial(unlimited_tokens, self._config.model.path))
         for features in self._ready.learner.pictures:
             features.add_picture(NAME, noise_picture(tokens))
         return [ProbeSequence(ids, probe_media(ids, tokens)) for ids in rows]

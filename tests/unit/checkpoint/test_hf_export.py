@@ -19,7 +19,7 @@ from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.convert import export as export_module, from_hf
 from yatt.checkpoint.convert.export import FolderForm, export_as_hf, weight_bytes
 from yatt.checkpoint.convert.from_hf import to_checkpoint
-from yatt.checkpoint.convert.hf_folder import copy_side_files
+from yatt.checkpoint.convert.hf_folder import copy_side_files, planned_tensors
 from yatt.checkpoint.store.store import FolderStore, open_store
 from yatt.errors import CheckpointError, ConfigError
 from yatt.models.folder import INDEX, ModelFolder
@@ -330,6 +330,16 @@ def test_experts_in_one_tensor_are_written_as_released(tmp_path, layout, is_turn
     checkpoints = saved(FolderStore(tmp_path / "store"), source, **LAYOUTS[layout])
     of_run = exported(checkpoints, source, tmp_path / "of-run")
     assert all(torch.equal(of_run[name], wanted[name]) for name in wanted)
+
+
+def test_experts_of_one_tensor_in_several_dtypes_are_refused(tmp_path):
+    rows = read_model(make_vision_model(tmp_path / "source", "qwen3_vl_moe")).rows
+    experts = [row for row in rows if row.stacked]
+    dtypes = dict.fromkeys((row.name for row in experts), "BF16") | {experts[-1].name: "F32"}
+    with pytest.raises(
+        CheckpointError, match=r"linear_fc2.weight is F32, and others of \S+down_proj are not"
+    ):
+        planned_tensors(experts, dtypes)
 
 
 @pytest.mark.parametrize("kind", KINDS)

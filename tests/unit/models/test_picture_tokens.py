@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from yatt.errors import ConfigError
-from yatt.models.pictures.tokens import picture_tokens
+from yatt.models.pictures.tokens import picture_tokens, unlimited_tokens
 
 IDS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5}
 
@@ -59,6 +59,34 @@ def test_every_grid_is_that_of_the_processor(
     assert 0 < refused < 200
 
 
+def test_who_asks_for_no_sizes_needs_no_limits(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", {"patch_size": 16, "merge_size": 2})
+    assert unlimited_tokens(folder).mark_ids == (3, 5, 4)
+    with pytest.raises(ConfigError, match="min_pixels is missing"):
+        picture_tokens(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "my_vl"}, "pictures are taken by models of the types qwen2_5_vl, .* not 'my_vl'"),
+        ({"model_type": "qwen3"}, "not 'qwen3'"),
+        ({"vocab_size": 5}, "image_token_id is 5, beyond the 5 tokens of vocab_size"),
+        (None, "has no config.json; name a Hugging Face model folder"),
+    ],
+)
+def test_a_folder_whose_pictures_cannot_become_tokens_is_refused(
+    tmp_path: Path, config: dict[str, Any] | None, says: str
+) -> None:
+    folder = folder_of(tmp_path / "model", {"patch_size": 16, "merge_size": 2})
+    file = Path(folder, "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | (config or {})))
+    if config is None:
+        file.unlink()
+    with pytest.raises(ConfigError, match=says):
+        unlimited_tokens(folder)
+
+
 def test_limits_of_the_run_take_the_place_of_the_folders(tmp_path: Path) -> None:
     sizes = {"size": {"shortest_edge": 1024, "longest_edge": 1 << 20}}
     folder = folder_of(tmp_path / "model", {"patch_size": 16, "merge_size": 2, **sizes})
@@ -105,5 +133,5 @@ def test_older_names_and_the_newer_file_are_read(tmp_path: Path) -> None:
 def test_another_type_of_model_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", {"patch_size": 16})
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
-    with pytest.raises(ConfigError, match="architecture 'gemma3' is not supported"):
+    with pytest.raises(ConfigError, match=r"pictures are taken by models of the types .*, not 'gemma3'"):
         picture_tokens(folder)

@@ -28,20 +28,24 @@ def test_a_model_that_sees_gets_one_more_with_a_picture(tmp_path: Path, family: 
     assert read_probe_tokens(str(folder), has_pictures=False) == ProbeTokens(VOCAB, None)
     probe, tokens = read_probe_tokens(str(folder), has_pictures=True), picture_tokens(str(folder))
     rows = probe.sequences(random.Random(1), 2, 30, 100)
-    assert len(rows) == 3 and max(map(len, rows)) == len(rows[-1]) == 30 + 2 + 6
+    assert len(rows) == 3 and max(map(len, rows)) == len(rows[-1]) == 30 + 2 + 24
     assert [probe_media(row, tokens) for row in rows[:2]] == [(), ()], "text has no placeholder"
     (placed,) = probe_media(rows[-1], tokens)
     end = placed.start + placed.num_tokens
-    assert rows[-1][placed.start - 1 : end + 1] == [3, *[5] * 6, 4]
+    assert rows[-1][placed.start - 1 : end + 1] == [3, *[5] * 24, 4]
     assert rows[-1].count(5) == placed.num_tokens == len(tokens.placeholder_ids(placed.grid))
     noise = noise_picture(tokens)
-    assert noise.grid == placed.grid and noise.patches.shape == (24, 3 * tokens.patch**2)
-    assert len(set(map(bytes, noise.patches))) == 24
+    assert noise.grid == placed.grid and noise.patches.shape == (96, 3 * tokens.patch**2)
+    assert len(set(map(bytes, noise.patches))) == 96
 
 
 def test_it_is_left_out_where_it_does_not_fit_and_where_nothing_is_compared(tmp_path: Path) -> None:
     tokens = picture_tokens(str(write_processor(tmp_path)))
     probe = ProbeTokens(VOCAB, tokens)
-    assert len(probe.sequences(random.Random(1), 2, 10, 17)) == 2
-    assert len(probe.sequences(random.Random(1), 2, 10, 18)) == 3
+    lengths = {
+        most: [*map(len, probe.sequences(random.Random(1), 2, 10, most))] for most in (25, 26, 35, 36, 99)
+    }
+    assert lengths == {
+        25: [10, 10], 26: [10, 10, 26], 35: [10, 10, 35], 36: [10, 10, 36], 99: [10, 10, 36],
+    }  # fmt: skip
     assert probe.sequences(random.Random(1), 0, 10, 100) == []

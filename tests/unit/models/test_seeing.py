@@ -9,8 +9,10 @@ from safetensors import safe_open
 
 from tests.tiny_vision import KINDS, make_vision_model
 from yatt.errors import ConfigError
+from yatt.models.families import FAMILIES
 from yatt.models.folder import takes_pictures
-from yatt.models.model import Model, model_of, read_model
+from yatt.models.model import Model, check_parameter_rows, model_of, read_model
+from yatt.models.rows import EMBEDDING, Part, Stacked, WeightRow, vocabulary_row
 from yatt.models.tensors import file_shapes, tensor_faults
 
 QWEN2_5_7B = {
@@ -128,6 +130,35 @@ def test_experts_of_a_layer_are_two_tensors_of_files_and_one_each_for_engines() 
     )
 
 
+def test_a_mixture_whose_layers_are_all_dense_has_no_stack() -> None:
+    model = model_of(changed(QWEN3_30B_A3B, "text_config.mlp_only_layers", [*range(48)]))
+    assert model.shape.experts is None and not any(row.stacked for row in model.rows)
+
+
+def row_of(index: int, count: int = 2, rows: int = 4, name: str = "stack", **more: Any) -> WeightRow:
+    return WeightRow(
+        name=f"row {index} {rows}", parts=(Part(f"part {index} {rows}", rows),), width=3,
+        stacked=Stacked(name, index, count), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row_of(0)], [row_of(0), row_of(0, rows=8)], [row_of(0), row_of(2)], [row_of(0), row_of(1, rows=8)],
+        [row_of(0), row_of(1, count=3)], [row_of(0, groups=2), row_of(1)],
+        [row_of(0, name="part 1 4"), row_of(1, name="part 1 4")],
+    ],
+)  # fmt: skip
+def test_a_table_with_a_tensor_of_files_that_is_never_whole_is_refused(rows: list[WeightRow]) -> None:
+    whole = [row_of(0), row_of(1), vocabulary_row(EMBEDDING, "embedding", model_of(QWEN3_8B).shape)]
+    check_parameter_rows(FAMILIES["qwen3_vl_moe"], tuple(whole))
+    with pytest.raises(
+        ConfigError, match="need to be its blocks, each once, matrices of one shape in one group"
+    ):
+        check_parameter_rows(FAMILIES["qwen3_vl_moe"], (*rows, whole[-1]))
+
+
 def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
     copy = json.loads(json.dumps(config))
     *outer, last = key.split(".")
@@ -174,6 +205,7 @@ def changed(config: dict[str, Any], key: str, value: object) -> dict[str, Any]:
             "half of the 64 elements of a head",
         ),
         (GLM_4_5V, "vision_config.attention_bias", True, "attention_bias=True; it needs False"),
+        (GLM_4_5V, "vision_config.image_size", 10, "image_size=10, below patch_size=14"),
         (GLM_4_5V, "vision_config.image_size", 0, "image_size=0; it needs a whole number"),
         (QWEN3_30B_A3B, "text_config.norm_topk_prob", None, "text_config needs norm_topk_prob=true"),
         (QWEN3_30B_A3B, "text_config.moe_intermediate_size", 1024, "experts are transposed in the files"),

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from yatt.adapters.inputs.tensor_header import read_header
 from yatt.adapters.inputs.user_module import load_module, where_raised
 from yatt.config.schema import ModelSection
 from yatt.errors import ConfigError, words_of
-from yatt.models.families import Family
-from yatt.models.model import Model, read_model
+from yatt.models.families import FAMILIES, Family
+from yatt.models.model import Model, model_of, read_config, read_model
+from yatt.models.tensors import turned_shape
 
 NAME = "family"
 
@@ -26,6 +28,24 @@ def model_of_run(section: ModelSection) -> Model:
         if own is None:
             raise
         raise ConfigError(f"model.family: {where_raised(error, path)}: {words_of(error)}.") from error
+
+
+def has_turned_experts(folder: str) -> bool:
+    """Whether a folder has the experts of a layer in one tensor, the other way round than released:
+    transformers saves them so, and vLLM cannot load them.
+
+    Raises:
+        ConfigError: config.json or a file with weights is damaged.
+        OSError: a transient error.
+    """
+    values = read_config(folder)
+    family = FAMILIES.get(str(values.get("model_type")))
+    if family is None or family.tower is None:
+        return False
+    turned = {row.stacked.name: turned_shape(row) for row in model_of(values).rows if row.stacked}
+    files = sorted(Path(folder).glob("*.safetensors")) if turned else []
+    places = (item for file in files for item in read_header(file).items())
+    return any(turned.get(name) == place.shape for name, place in places)
 
 
 def own_family(section: ModelSection) -> Family | None:

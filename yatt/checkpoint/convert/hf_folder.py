@@ -22,7 +22,7 @@ from yatt.adapters.files.files import Buffer, write_atomically
 from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.tensor_header import ITEM_BYTES
 from yatt.checkpoint.commit.pieces import in_files
-from yatt.errors import ConfigError
+from yatt.errors import CheckpointError, ConfigError
 from yatt.models.folder import CONFIG, INDEX, SIDE_FILES
 from yatt.models.quantized import exported_config
 from yatt.models.rows import WeightRow
@@ -59,11 +59,16 @@ def planned_tensors(rows: Iterable[WeightRow], dtypes: Mapping[str, str]) -> lis
 
     Args:
         dtypes: of each row by its name, as in the header of a safetensors file.
+
+    Raises:
+        CheckpointError: rows of one tensor have several dtypes.
     """
     found: dict[str, FolderTensor] = {}
     for row in rows:
         for name, shape in file_shapes([row]).items():
-            found[name] = FolderTensor(name=name, dtype=dtypes[row.name], shape=shape)
+            tensor = FolderTensor(name=name, dtype=dtypes[row.name], shape=shape)
+            if found.setdefault(name, tensor) != tensor:
+                raise CheckpointError(f"{row.name} is {tensor.dtype}, and others of {name} are not")
     return [*found.values()]
 
 

@@ -19,7 +19,7 @@ from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.weights.publications import LocalPublication, Publications, sum_of_boxes
 from yatt.control.node import Node
 from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
-from yatt.core.gpus.weight_check import allowed_difference, mean_difference
+from yatt.core.gpus.weight_check import allowed_difference, row_differences
 from yatt.core.requests.delivery import RequestWatch
 from yatt.core.requests.first_use import WakeFailures
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -202,8 +202,10 @@ class Workers:
         Raises:
             SyncMismatch: the engine's weights are not the published ones.
         """
-        mean = mean_difference(published.expected, answer.probe_logprobs)
-        config = self._node.config
+        rows, config = row_differences(published.expected, answer.probe_logprobs), self._node.config
+        mean = max(rows, default=0.0)
+        worst = rows.index(mean) if rows else 0
+        where = "a sequence of text" if worst < config.sync.probe_prompts else "the sequence with a picture"
         allowed = allowed_difference(config.model.dtype, config.sync.tolerance, published.rounding)
         self._events.emit(
             "weights.check", worker=worker.address, policy_version=published.policy_version,
@@ -221,7 +223,8 @@ class Workers:
             f"{worker.name}: after taking policy version {published.policy_version}, "
             f"{answer.num_compared} tensors could be compared and these differ: "
             f"{', '.join(answer.differing) or 'none'}; log-probs of the probe differ from the trainer's by "
-            f"{mean:.2e} on average, {allowed:.2e} is allowed. See docs/runbook.md, 'Sync mismatch'."
+            f"{mean:.2e} on average in {where}, {allowed:.2e} is allowed. See docs/runbook.md, 'Sync "
+            "mismatch'."
         )
 
     async def _wake(self, worker: Worker, token: int) -> None:

@@ -13,13 +13,16 @@ rounding moves the log-probs by 0.006 or by 0.1.
 """
 
 
-def mean_difference(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> float:
-    """Mean absolute difference of log-probs, row by row; infinite if lengths differ or one is not finite."""
-    left = [value for row in expected for value in unpack_floats(row)]
-    right = [value for row in got for value in unpack_floats(row)]
+def row_differences(expected: tuple[bytes, ...], got: tuple[bytes, ...]) -> list[float]:
+    """Mean absolute difference of log-probs of each row; infinite if lengths differ or one is not finite."""
     if [len(row) for row in expected] != [len(row) for row in got]:
-        return math.inf
-    mean = sum(abs(a - b) for a, b in zip(left, right, strict=True)) / max(1, len(left))
+        return [math.inf] * max(1, len(expected))
+    return [_mean_difference(a, b) for a, b in zip(expected, got, strict=True)]
+
+
+def _mean_difference(expected: bytes, got: bytes) -> float:
+    pairs = list(zip(unpack_floats(expected), unpack_floats(got), strict=True))
+    mean = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
     return mean if math.isfinite(mean) else math.inf
 
 

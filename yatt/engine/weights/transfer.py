@@ -20,14 +20,29 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from yatt.adapters.node_local.host_segment import Stamp
 from yatt.engine.cpu_repairs import prepack_experts_on_reload, repack_tied_heads, rotate_queries_natively
-from yatt.engine.protocol import Comparison
+from yatt.engine.protocol import UNLOADED, Comparison
 from yatt.engine.weights.compare import NameInEngine, check_published, compare_weights, with_progress
 from yatt.weights.published import PublishedWeights
 
 BACKEND = "yatt_shm"
+
+
+@register_model_loader(UNLOADED)
+class UnloadedWeights(DummyModelLoader):  # type: ignore[misc]  # as above
+    """Loads nothing. vLLM's own `dummy` writes random numbers also over buffers that no file has, such as
+    those by which it normalises pixels."""
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        """Fills the weights, and keeps the buffers."""
+        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        super().load_weights(model, model_config)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
 
 
 @dataclass

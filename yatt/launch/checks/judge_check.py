@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from yatt.adapters.inputs.model_family import has_turned_experts
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.checks.model_check import check_model, checked_tensors
@@ -19,6 +20,20 @@ def check_judge(genrm: GenRMSection, key: str) -> None:
             attention heads.
     """
     check_engine_model(genrm.model, key, genrm.engine, genrm.tp_size)
+    refuse_turned_experts(genrm.model, f"{key}.model")
+
+
+def refuse_turned_experts(folder: str, key: str) -> None:
+    """Refuses a folder whose weights an engine could not load, where no trainer publishes others.
+
+    Raises:
+        ConfigError: its experts are the other way round than released.
+    """
+    if has_turned_experts(folder):
+        raise ConfigError(
+            f"{key}: {folder} has experts the other way round than released, which vLLM cannot load. Write "
+            "it as released: `yatt convert` to a checkpoint (--to-checkpoint URL), and that to a folder."
+        )
 
 
 def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None:

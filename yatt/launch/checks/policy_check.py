@@ -79,6 +79,10 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.expert_parallel has no effect: {config.model.path} has no experts; remove it."
         )
+    if shape.vision is not None and config.rollout.engine == "transformers":
+        raise ConfigError(
+            f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
+        )
     if config.vision.train != "none" and shape.vision is None:
         raise ConfigError(
             f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."

@@ -29,7 +29,7 @@ from yatt.core.gpus.placement import placement_of
 from yatt.core.samples.verdict import check_template, check_verdict
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 from yatt.launch.checks.input_trial import check_inputs
-from yatt.launch.checks.judge_check import check_engine_model, check_judge
+from yatt.launch.checks.judge_check import check_engine_model, check_judge, refuse_turned_experts
 from yatt.launch.checks.model_check import check_length, check_model
 from yatt.launch.checks.planned_memory import memory_doubts
 from yatt.launch.checks.policy_check import check_policy
@@ -141,11 +141,12 @@ def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     keys = "data.max_prompt_tokens + rollout.max_response_tokens"
     engine, tp_size, path = config.rollout.engine, config.rollout.tp_size, config.model.path
-    folder: Callable[[], object] = partial(check_model, path, "model.path")
+    folder: list[Callable[[], object]] = [partial(check_model, path, "model.path")]
     if has_weights:
-        folder = partial(check_engine_model, path, "model", engine, tp_size)
+        turned = partial(refuse_turned_experts, path, "model.path")
+        folder = [partial(check_engine_model, path, "model", engine, tp_size), turned]
     _refuse_faults([
-        folder, partial(check_length, path, keys, longest),
+        *folder, partial(check_length, path, keys, longest),
         partial(check_inputs, replace(config, data=replace(config.data, val_files=()))),
         *_judges_and_user_code(config), partial(_engines_installed, config),
     ])  # fmt: skip

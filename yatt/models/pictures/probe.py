@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yatt.models.folder import CONFIG, decoder_config
-from yatt.models.pictures.tokens import PatchTokens, picture_tokens
+from yatt.models.pictures.tokens import PatchTokens, unlimited_tokens
 from yatt.records.episode import MediaRef, PlacedMedia
 
-HEIGHT, WIDTH = 2, 3
+HEIGHT, WIDTH = 4, 6
 """Tokens of the picture; its axes differ, so that a mistake about positions shows."""
 
 NAME = hashlib.sha256(b"yatt sync probe").hexdigest()
@@ -30,7 +30,8 @@ class ProbeTokens:
     pictures: PatchTokens | None
 
     def sequences(self, draw: random.Random, num_prompts: int, num_tokens: int, most: int) -> list[list[int]]:
-        """Returns `num_prompts` sequences of text, and one with a picture if engines take one of that length.
+        """Returns `num_prompts` sequences of text, and one with a picture and at most as much text, unless
+        the picture alone is too long for engines.
 
         Args:
             most: tokens of the longest sequence that engines take.
@@ -41,9 +42,11 @@ class ProbeTokens:
         begin, end = tokens.mark_ids[0], tokens.mark_ids[-1]
         rows = [[begin if token == tokens.image_token_id else token for token in row] for row in rows]
         picture = tokens.placeholder_ids(_grid_of(tokens))
-        if not rows or num_tokens + len(picture) + 2 > most:
+        room = min(num_tokens, most - len(picture) - 2)
+        if not rows or room < 0:
             return rows
-        return [*rows, [*rows[0][: num_tokens // 2], begin, *picture, end, *rows[-1][num_tokens // 2 :]]]
+        before, after = rows[0][: room // 2], rows[-1][: room - room // 2]
+        return [*rows, [*before, begin, *picture, end, *after]]
 
 
 def read_probe_tokens(model: str, *, has_pictures: bool) -> ProbeTokens:
@@ -55,7 +58,7 @@ def read_probe_tokens(model: str, *, has_pictures: bool) -> ProbeTokens:
     """
     values = json.loads((Path(model) / CONFIG).read_text())
     return ProbeTokens(
-        int(decoder_config(values)["vocab_size"]), picture_tokens(model) if has_pictures else None
+        int(decoder_config(values)["vocab_size"]), unlimited_tokens(model) if has_pictures else None
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.folder import CONFIG
-from yatt.models.model import family_of
+from yatt.models.families import FAMILIES
+from yatt.models.folder import CONFIG, decoder_config
 from yatt.plain_files import read_json_object
 
 MOST_RATIO = 200
@@ -119,16 +119,28 @@ def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> Pat
         ConfigError: a file is missing or lacks a value, or the model's type is not supported.
         OSError: a transient error.
     """
-    config = read_json_object(Path(folder) / CONFIG) or {}
-    kind = family_of(config.get("model_type")).tower
-    if kind is None:
-        raise ConfigError(f"model.path: {folder} takes no pictures.")
+    if (config := read_json_object(Path(folder) / CONFIG)) is None:
+        raise ConfigError(f"model.path: {folder} has no {CONFIG}; name a Hugging Face model folder.")
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or (kind := family.tower) is None:
+        known = ", ".join(each.model_type for each in FAMILIES.values() if each.tower)
+        raise ConfigError(
+            f"model.path: {folder}: pictures are taken by models of the types {known}, not "
+            f"{config.get('model_type')!r}."
+        )
     file, processor = _image_processor(Path(folder))
     size = processor.get("size")
     sizes = size if isinstance(size, dict) else {}
     frames = _number(processor, "temporal_patch_size", file) if kind.counts_frames else 1
     least = min_pixels * frames or sizes.get("shortest_edge") or processor.get("min_pixels")
     most = max_pixels * frames or sizes.get("longest_edge") or processor.get("max_pixels")
+    vocabulary = decoder_config(config).get("vocab_size")
+    for key in kind.marks:
+        number = _number(config, key, Path(folder) / CONFIG, least=0)
+        if isinstance(vocabulary, int) and number >= vocabulary:
+            raise ConfigError(
+                f"{Path(folder) / CONFIG}: {key} is {number}, beyond the {vocabulary} tokens of vocab_size."
+            )
     return PatchTokens(
         image_token_id=_number(config, "image_token_id", Path(folder) / CONFIG, least=0),
         mark_ids=tuple(_number(config, key, Path(folder) / CONFIG, least=0) for key in kind.marks),
@@ -138,6 +150,11 @@ def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> Pat
         max_pixels=_number({"max_pixels": most}, "max_pixels", file),
         frames=frames,
     )
+
+
+def unlimited_tokens(folder: str) -> PatchTokens:
+    """As `picture_tokens`, for whoever asks for no sizes: the folder need not say limits of pixels."""
+    return picture_tokens(folder, 1, MOST_NUMBER >> 8)
 
 
 def _image_processor(folder: Path) -> tuple[Path, dict[str, Any]]:

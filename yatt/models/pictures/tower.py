@@ -301,7 +301,12 @@ def _matrices(sizes: Mapping[str, int], kind: TowerKind, num_mergers: int, out: 
 
 def _positions(found: Mapping[str, Any], kind: TowerKind) -> int:
     if kind is GLM4V:
-        return (config_size(found, "image_size") // config_size(found, "patch_size")) ** 2
+        image, patch = config_size(found, "image_size"), config_size(found, "patch_size")
+        if image < patch:
+            raise ConfigError(
+                f"model.path: config.json says vision_config.image_size={image}, below patch_size={patch}."
+            )
+        return (image // patch) ** 2
     return config_size(found, "num_position_embeddings") if kind is QWEN3 else 0
 
 
