@@ -11,16 +11,25 @@ import torch
 
 from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.paper_losses import advantages, aggregated, completion_logprobs, saved
+from tests.integration.trainer.pictured import (
+    pictures_in,
+    prepare_pictures,
+    transformers_logprobs,
+    with_pictures,
+)
 from tests.integration.trainer.program import samples
 from tests.integration.trainer.test_families import ALGORITHM, EP, EXPERT_TP, SP, TINY, TP
+from tests.integration.trainer.test_seeing_layouts import names_in_files
+from tests.tiny_vision import KINDS as SEEING_KINDS, make_vision_model
 from yatt.records import message as m
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LR, EPS, WARM_UP, DECAY, CLIP, LARGEST_NORM, HIGHEST = 1e-3, 1e-4, 2, 0.01, 0.2, 1.0, 2.0
 KINDS = ("qwen3", "qwen3_moe", "deepseek_v3")
+SPREAD, EXPERTS = {TP: 2, **SP}, {EP: 2, EXPERT_TP: 1}
 
 
-def train_plainly(model):
+def train_plainly(model, logprobs_of=completion_logprobs, given=lambda iteration: samples(iteration)):
     """Two iterations of two steps; a matrix decays, a norm does not."""
     weights = dict(model.named_parameters())
     groups = [
@@ -29,13 +38,15 @@ def train_plainly(model):
     ]
     optimizer, steps = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=EPS), 0
     for iteration in (1, 2):
-        facts, rollouts = samples(iteration)
+        facts, rollouts = given(iteration)
         gains = advantages([fact.reward for fact in facts])
         with torch.no_grad():
-            old = [completion_logprobs(model, rollout) for rollout in rollouts]
+            old = [logprobs_of(model, rollout) for rollout in rollouts]
         numbers = range(len(rollouts))
         for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
-            rows = [token_losses(model, rollouts[n], gains[n], old[n]) for n in half]
+            rows = [
+                token_losses(logprobs_of(model, rollouts[n]), rollouts[n], gains[n], old[n]) for n in half
+            ]
             optimizer.zero_grad()
             aggregated("token-mean", rows).backward()
             torch.nn.utils.clip_grad_norm_(weights.values(), LARGEST_NORM)
@@ -45,12 +56,12 @@ def train_plainly(model):
             optimizer.step()
 
 
-def token_losses(model, rollout, gain, old):
+def token_losses(logprobs, rollout, gain, old):
     sampler = [p for turn in rollout.turns if turn.is_sampled for p in m.unpack_floats(turn.logprobs)]
     weights = torch.tensor(
         [min(math.exp(p - q), HIGHEST) for p, q in zip(old.tolist(), sampler, strict=True)]
     )
-    ratio = (completion_logprobs(model, rollout) - old).exp()
+    ratio = (logprobs - old).exp()
     return -torch.minimum(gain * ratio, gain * ratio.clamp(1 - CLIP, 1 + CLIP)) * weights
 
 
@@ -60,7 +71,7 @@ def test_two_iterations_have_the_weights_of_a_plain_loop(tmp_path, kind):
 
     folder = make_model(tmp_path / "model", kind, num_hidden_layers=3, **TINY[kind])
     actions = [["train", 1], ["train", 2], ["publish", "final"]]
-    spread = {TP: 2, **SP, **({EP: 2, EXPERT_TP: 1} if kind != "qwen3" else {})}
+    spread = SPREAD | (EXPERTS if kind != "qwen3" else {})
     job = {"name": "two", "model": str(folder), "layout": spread, "algorithm": ALGORITHM, "actions": actions}
     got = run_world(tmp_path / "world", 2, [job])["two"].weights("final")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).float()
@@ -71,3 +82,26 @@ def test_two_iterations_have_the_weights_of_a_plain_loop(tmp_path, kind):
     for name, tensor in model.named_parameters():
         for saved_name, expected in saved(name, tensor.detach()):
             assert (got[saved_name] - expected).abs().max() < 1e-5, saved_name
+
+
+@pytest.mark.parametrize("kind", SEEING_KINDS)
+def test_two_iterations_with_pictures_have_the_weights_of_a_plain_loop(tmp_path, kind):
+    """A whole run of the trainer: its tower learns too, by the processor's own pixels in the plain loop."""
+    folder = make_vision_model(tmp_path / "model", kind)
+    pictures = prepare_pictures(tmp_path / "media", folder)
+    job = {
+        "name": "two", "model": folder, "pictures": pictures, "algorithm": ALGORITHM, "vision": {"train": "all"},
+        "layout": SPREAD | (EXPERTS if kind.endswith("_moe") else {}),
+        "actions": [["train", 1], ["train", 2], ["publish", "final"]],
+    }  # fmt: skip
+    got = run_world(tmp_path / "world", 2, [job])["two"].weights("final")
+    model, logprobs_of = transformers_logprobs(folder)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    table = pictures_in(tmp_path / "media")
+    train_plainly(model, logprobs_of, lambda iteration: with_pictures(*samples(iteration), table))
+    moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in model.named_parameters()}
+    assert max(each for name, each in moved.items() if "visual" in name) > 1e-3, "the tower learns"
+    name_of = names_in_files(folder)
+    for name, tensor in model.named_parameters():
+        for saved_name, expected in saved(name, tensor.detach()):
+            assert (got[name_of(saved_name)] - expected).abs().max() < 1e-5, saved_name

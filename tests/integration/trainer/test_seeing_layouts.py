@@ -81,9 +81,9 @@ class Scene:
         return Given(model, *with_pictures(*samples(1), table), logprobs_of)
 
 
-def names_in_files(scene):
+def names_in_files(model):
     """Of transformers' parameters: Qwen2.5-VL's files have older names."""
-    known = as_engines_read(load_file(f"{scene.model}/model.safetensors"))
+    known = as_engines_read(load_file(f"{model}/model.safetensors"))
 
     def name_of(name):
         older = name.removeprefix("model."), name.replace("model.language_model.", "model.", 1)
@@ -174,7 +174,7 @@ def test_a_family_that_sees_is_transformers_in_every_layout(tmp_path, kind, trai
         expected = torch.cat([given.logprobs_of(given.model, rollout) for rollout in given.rollouts])
     faults = [*wrong_log_probs(scene, expected), *wrong_probes(scene, given.model)]
     gradient = paper_gradient(scene.model, ALGORITHM, num_steps=1, given=given)
-    names = names_in_files(scene)
+    names = names_in_files(scene.model)
     faults += wrong_gradients(scene, {names(name): tensor for name, tensor in gradient.items()})
     assert [*faults, *wrong_lessons(scene), *wrong_resumes(scene), *wrong_exports(scene, given)] == []
 
