@@ -90,7 +90,8 @@ def test_two_iterations_with_pictures_have_the_weights_of_a_plain_loop(tmp_path,
     folder = make_vision_model(tmp_path / "model", kind)
     pictures = prepare_pictures(tmp_path / "media", folder)
     job = {
-        "name": "two", "model": folder, "pictures": pictures, "algorithm": ALGORITHM, "vision": {"train": "all"},
+        "name": "two", "model": folder, "pictures": pictures, "algorithm": ALGORITHM,
+        "vision": {"train": "all"},
         "layout": SPREAD | (EXPERTS if kind.endswith("_moe") else {}),
         "actions": [["train", 1], ["train", 2], ["publish", "final"]],
     }  # fmt: skip
