@@ -123,3 +123,26 @@ def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Pat
     evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
+
+
+def test_an_environment_whose_pictures_nobody_expects_is_refused_before_the_start(tmp_path: Path) -> None:
+    """Each of its samples would fail."""
+    policy = make_vision_model(tmp_path / "policy", "qwen3_vl")
+    file = tmp_path / "train.jsonl"
+    file.write_text(
+        json.dumps({"prompt": "Find the way out.", "extra_info": {"index": 0}, "answer": "1"}) + "\n"
+    )
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "maze.py").write_text(MAZE)
+    config = {
+        "run": {"dir": str(tmp_path / "run")}, "model": {"path": policy, "dtype": "float32"},
+        "data": {"train_files": [str(file)], "max_prompt_tokens": 96, "ground_truth_key": "answer"},
+        "rewards": [{"name": "length", "path": str(tmp_path / "reward.py"), "trial": False}],
+        "environment": {"path": str(tmp_path / "maze.py")}, "optimizer": {"lr": 1e-3},
+        "trainer": {"total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 4},
+        "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    checked = yatt("check", str(tmp_path / "run.json"))
+    assert checked.returncode == 2
+    assert "its answer has images; write environment.images: true" in checked.stdout + checked.stderr

@@ -9,6 +9,7 @@ from yatt.adapters.inputs.media import store_picture
 from yatt.adapters.inputs.media_head import MediaRefused
 from yatt.config.schema import RunConfig
 from yatt.config.sections.environment import EnvironmentSection
+from yatt.errors import ConfigError
 from yatt.printable import printable
 from yatt.records.episode import ENVIRONMENT, IMAGE_MARK, MediaRef
 from yatt.reward.functions import RewardFunction, call_function, load_function
@@ -107,19 +108,28 @@ def keep_images(answer: StepAnswer, config: RunConfig) -> tuple[MediaRef, ...]:
     """Writes the pictures of an answer to `data.media_store`, by their digests; returns references.
 
     Raises:
-        ValueError: one cannot be used, or the run takes none.
+        ConfigError: the run takes none.
+        ValueError: one cannot be used.
         OSError: one cannot be written.
     """
-    if not answer.images:
-        return ()
-    if not config.environment.images:
-        raise ValueError("its answer has images; write environment.images: true")
+    refuse_images(answer, config)
+    return tuple(_kept(image, number, config) for number, image in enumerate(answer.images, 1))
+
+
+def refuse_images(answer: StepAnswer, config: RunConfig) -> None:
+    """Refuses pictures that the run does not take, or too many.
+
+    Raises:
+        ConfigError: the run takes none.
+        ValueError: there are too many.
+    """
+    if answer.images and not config.environment.images:
+        raise ConfigError("its answer has images; write environment.images: true")
     if len(answer.images) > config.media.most_per_prompt:
         raise ValueError(
             f"its answer has {len(answer.images)} images, more than media.most_per_prompt "
             f"({config.media.most_per_prompt})"
         )
-    return tuple(_kept(image, number, config) for number, image in enumerate(answer.images, 1))
 
 
 def _kept(image: Any, number: int, config: RunConfig) -> MediaRef:

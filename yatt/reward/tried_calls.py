@@ -22,9 +22,9 @@ from yatt.adapters.inputs.user_module import where_raised
 from yatt.adapters.processes.trial import read_arguments
 from yatt.config.load import parse_resolved
 from yatt.config.schema import RunConfig
-from yatt.errors import words_of
+from yatt.errors import ConfigError, words_of
 from yatt.records.episode import ENVIRONMENT
-from yatt.reward.environment import Episode, call_step, load_environment
+from yatt.reward.environment import Episode, call_step, load_environment, refuse_images
 from yatt.reward.functions import RewardFunction, ScoredSample, call_reward, load_reward
 from yatt.reward.results import encodable_text
 from yatt.reward.tried import CALLS, Shown, TriedCall, tried_keys
@@ -35,7 +35,7 @@ NUM_ROWS, NUM_HELD_OUT = 5, 2
 TRIAL_S = 30.0
 """No call begins later than this."""
 
-MISTAKES = (AttributeError, KeyError, NameError, TypeError)
+MISTAKES = (AttributeError, ConfigError, KeyError, NameError, TypeError)
 """Errors that usually come for any completion and on any machine. Others may be of this machine (no route, no
 library), or of a completion that is not in the form that the function wants."""
 
@@ -133,6 +133,8 @@ async def _results(
     try:
         if key == ENVIRONMENT:
             answer = await call_step(function, cases[0].episode(function))
+            if answer is not None:
+                refuse_images(answer, config)
             return [replace(blank[0], answer=None if answer is None else encodable_text(answer.text))]
         found = await call_reward(function, [case.sample(config) for case in cases], client=None)
     except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)

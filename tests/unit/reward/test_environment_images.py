@@ -13,6 +13,7 @@ from tests.pictures import bomb, encoded, picture, turned
 from tests.runs import RunFile
 from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
+from yatt.errors import ConfigError
 from yatt.records.message import MediaRef
 from yatt.reward.environment import Episode, StepAnswer, call_step, keep_images, load_environment
 
@@ -110,7 +111,7 @@ def test_a_picture_that_cannot_be_used_is_refused_in_a_sentence(
 
 def test_a_run_that_does_not_expect_pictures_says_which_key_is_missing(tmp_path: Path) -> None:
     answer = StepAnswer("<image>", (encoded(picture(8, 8), "PNG"),))
-    with pytest.raises(ValueError, match="its answer has images; write environment"):
+    with pytest.raises(ConfigError, match="its answer has images; write environment"):
         keep_images(answer, config_of(tmp_path, images=False))
     assert keep_images(replace(answer, images=()), config_of(tmp_path, images=False)) == ()
     assert not (tmp_path / "media").exists()

@@ -21,7 +21,7 @@ class MediaSection:
     may use about 16 bytes of memory for each of these pixels."""
 
     most_per_prompt: Annotated[int, COUNT] = 16
-    """Largest number of pictures in a prompt."""
+    """Largest number of pictures in a prompt and in the answers of an environment together."""
 
     min_pixels: Annotated[int, COUNT_OR_NONE] = 0
     """Pictures with fewer pixels are made larger. 0: as in the model's folder."""

@@ -74,8 +74,10 @@ class Episodes:
     ) -> None:
         self._run, self._section, self._router = node.config.run, node.config.rollout, router
         self._environment, self.tokenizer = node.config.environment, tokenizer
-        self._is_rendered, self._media = node.config.data.apply_chat_template, node.config.media
-        self._model = node.config.model.path
+        self._is_rendered = node.config.data.apply_chat_template
+        media = node.config.media
+        self._most_pictures, limits = media.most_per_prompt, (media.min_pixels, media.max_pixels)
+        self._tokens = picture_tokens(node.config.model.path, *limits) if self._environment.images else None
         self._call_step, self._sampling = call_step, sampling
 
     def text_of(self, sample: SampleState) -> str:
@@ -192,7 +194,7 @@ class Episodes:
         shown = (subject.group.media, *(turn.media for turn in sample.turns))
         num_pictures = sum(map(len, shown)) + len(media)
         has_room = sample.num_response_tokens + len(ids) < self._section.max_response_tokens
-        if not has_room or (media and num_pictures > self._media.most_per_prompt):
+        if not has_room or (media and num_pictures > self._most_pictures):
             sample.finish_reason = TRUNCATED  # no room for another turn
             return
         sample.observe(pack_ids(ids), answer.observation, media)
@@ -209,10 +211,9 @@ class Episodes:
         """Returns the ids of an answer, with a token for each feature of its pictures, and their places."""
         if not answer.media:
             return self._observation_ids(subject, answer.observation, None), ()
-        tokens = picture_tokens(self._model, self._media.min_pixels, self._media.max_pixels)
-        return with_placeholders(
-            self._observation_ids(subject, answer.observation, tokens), answer.media, tokens
-        )
+        assert self._tokens is not None, "refused by the reward process without environment.images"
+        ids = self._observation_ids(subject, answer.observation, self._tokens)
+        return with_placeholders(ids, answer.media, self._tokens)
 
     def _observation_ids(self, subject: Subject, text: str, tokens: PictureTokens | None) -> list[int]:
         is_chat = self._is_rendered and not isinstance(subject.row.prompt, str)
