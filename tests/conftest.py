@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick = {item.nodeid for item in items if is_quick(item)}
     kept = {item.nodeid: item for item in items if part != ("long" if item.nodeid in quick else "quick")}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-    items[:] = [kept[name] for name in computing_and_waiting(kept, read_durations())]
+    items[:] = by_shared_parameters(kept[name] for name in computing_and_waiting(kept, read_durations()))
+
+
+def by_shared_parameters(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The tests of a module with the same parameter of a fixture of the module one after the other: an engine
+    is then started once a parameter, and not at each change in a random order."""
+    places: dict[object, int] = {}
+    return sorted(items, key=lambda item: places.setdefault(_shared_parameters(item), len(places)))
+
+
+def _shared_parameters(item: pytest.Item) -> object:
+    spec, info = getattr(item, "callspec", None), getattr(item, "_fixtureinfo", None)
+    if spec is None or info is None:
+        return item.nodeid
+    fixtures = {name: found[-1].scope for name, found in info.name2fixturedefs.items()}
+    shared = [(name, spec.indices[name]) for name in spec.params if fixtures.get(name) == "module"]
+    return (item.path, *shared) if shared else item.nodeid
 
 
 def pytest_collection_finish() -> None:

@@ -51,7 +51,8 @@ TOGETHER = (
     "trainer/test_layouts.py", "trainer/test_losses.py", "trainer/test_corrections.py",
     "trainer/test_planned_memory.py", "trainer/test_routes.py", "trainer/test_offload.py",
     "trainer/test_resume_matrix.py", "trainer/test_recompute.py", "trainer/test_optimizers.py",
-    "integration/test_planted_credentials.py", "contract/test_engine.py",
+    "faults/test_resume_pictures.py", "integration/test_planted_credentials.py", "contract/test_engine.py",
+    "contract/test_engine_pictures.py",
 )  # fmt: skip
 """Modules whose tests share a long set-up, which every process that runs one of them would make; and one that
 looks at every process of the machine for what its other tests plant."""

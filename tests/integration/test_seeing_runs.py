@@ -146,3 +146,12 @@ def test_an_environment_whose_pictures_nobody_expects_is_refused_before_the_star
     checked = yatt("check", str(tmp_path / "run.json"))
     assert checked.returncode == 2
     assert "its answer has images; write environment.images: true" in checked.stdout + checked.stderr
+    file = tmp_path / "policy" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    blind = settings["chat_template"].replace("part['type'] == 'image'", "part['type'] == 'nothing'")
+    file.write_text(json.dumps(settings | {"chat_template": blind}))
+    config["environment"] |= {"images": True}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    checked = yatt("check", str(tmp_path / "run.json"))
+    assert checked.returncode == 2
+    assert "shows no picture in a message of the role user" in checked.stdout + checked.stderr

@@ -134,17 +134,22 @@ class RewardWorker:
         answer = await self._result(function, shown, partial(call_step, function, episode))
         if answer is None or isinstance(answer, m.Failed):
             return answer or m.Stepped(is_end=True)
-        media = await self._result(function, shown, partial(call_in_thread, partial(self._kept, answer)))
+        media = await self._result(function, shown, partial(self._kept, answer))
         if isinstance(media, m.Failed):
             return media
         return m.Stepped(observation=encodable_text(answer.text), media=media)
 
-    def _kept(self, answer: StepAnswer) -> "tuple[m.MediaRef, ...] | m.Failed":
-        """The references to an answer's pictures, which are written first."""
+    async def _kept(self, answer: StepAnswer) -> "tuple[m.MediaRef, ...] | m.Failed":
+        """The references to an answer's pictures, which are written first. A fault of the store, or of this
+        machine, is none of the function's."""
+        if not answer.images:
+            return ()
         try:
-            return keep_images(answer, self._config)
+            kept: tuple[m.MediaRef, ...] = await call_in_thread(partial(keep_images, answer, self._config))
+            return kept
         except OSError as error:
-            return m.Failed(error=f"a picture of the environment's: {error}", waits=is_passing(error))
+            says = f"a picture of the environment cannot be kept in {self._config.data.media_store}: {error}"
+            return m.Failed(error=says, waits=is_passing(error))
 
     async def _score(self, function: RewardFunction, order: m.Score | m.ScoreMany) -> m.Message:
         client = self._client(function)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.adapters.inputs.media import store_picture
-from yatt.adapters.inputs.media_head import MediaRefused
+from yatt.adapters.inputs.media_head import MediaRefused, head_of_bytes, refuse_pixels
 from yatt.config.schema import RunConfig
 from yatt.config.sections.environment import EnvironmentSection
 from yatt.errors import ConfigError
@@ -96,11 +96,14 @@ def _with_images(found: Any) -> StepAnswer:
             "it must return the answer as text, None at the end, or an object with 'text' and 'images', not "
             f"{printable(named)[:160]}"
         )
-    images = found.get("images") or []
+    images = [] if found.get("images") is None else found["images"]
     if not isinstance(images, list | tuple):
         raise ValueError(f"'images' of its answer must be a list, not {type(images).__name__}")
-    if (marks := found["text"].count(IMAGE_MARK)) != len(images):
-        raise ValueError(f"its answer has {marks} marks {IMAGE_MARK} for {len(images)} images")
+    if images and (marks := found["text"].count(IMAGE_MARK)) != len(images):
+        raise ValueError(
+            f"its answer has {marks} marks {IMAGE_MARK} for {len(images)} images; take them out of text that "
+            "is not yours"
+        )
     return StepAnswer(found["text"], tuple(images))
 
 
@@ -112,16 +115,16 @@ def keep_images(answer: StepAnswer, config: RunConfig) -> tuple[MediaRef, ...]:
         ValueError: one cannot be used.
         OSError: one cannot be written.
     """
-    refuse_images(answer, config)
-    return tuple(_kept(image, number, config) for number, image in enumerate(answer.images, 1))
+    store, most_pixels = config.data.media_store, config.media.most_pixels
+    return tuple(store_picture(content, store, most_pixels) for content in checked_images(answer, config))
 
 
-def refuse_images(answer: StepAnswer, config: RunConfig) -> None:
-    """Refuses pictures that the run does not take, or too many.
+def checked_images(answer: StepAnswer, config: RunConfig) -> list[bytes]:
+    """Returns the pictures of an answer as the contents of files.
 
     Raises:
         ConfigError: the run takes none.
-        ValueError: there are too many.
+        ValueError: there are too many, or one cannot be used.
     """
     if answer.images and not config.environment.images:
         raise ConfigError("its answer has images; write environment.images: true")
@@ -130,15 +133,19 @@ def refuse_images(answer: StepAnswer, config: RunConfig) -> None:
             f"its answer has {len(answer.images)} images, more than media.most_per_prompt "
             f"({config.media.most_per_prompt})"
         )
+    return [_content_of(image, number, config) for number, image in enumerate(answer.images, 1)]
 
 
-def _kept(image: Any, number: int, config: RunConfig) -> MediaRef:
+def _content_of(image: Any, number: int, config: RunConfig) -> bytes:
     content = image
     if callable(save := getattr(image, "save", None)):
         try:
-            save(file := io.BytesIO(), "PNG")
+            save(file := io.BytesIO(), "PNG", compress_level=1)  # the default takes four times as long
         except Exception as error:  # a library and the user's picture: any type
-            raise ValueError(f"image {number} of its answer cannot be saved as PNG ({error})") from error
+            raise ValueError(
+                f"image {number} of its answer cannot be saved as PNG ({printable(str(error))[:160]}); "
+                'convert("RGB") may help'
+            ) from error
         content = file.getvalue()
     if not isinstance(content, bytes | bytearray):
         raise ValueError(
@@ -146,6 +153,7 @@ def _kept(image: Any, number: int, config: RunConfig) -> MediaRef:
             f"{type(image).__name__}"
         )
     try:
-        return store_picture(bytes(content), config.data.media_store, config.media.most_pixels)
+        refuse_pixels(head_of_bytes(bytes(content)), config.media.most_pixels)
     except MediaRefused as error:
         raise ValueError(f"image {number} of its answer {error}") from None
+    return bytes(content)

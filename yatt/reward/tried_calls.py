@@ -24,7 +24,7 @@ from yatt.config.load import parse_resolved
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError, words_of
 from yatt.records.episode import ENVIRONMENT
-from yatt.reward.environment import Episode, call_step, load_environment, refuse_images
+from yatt.reward.environment import Episode, call_step, checked_images, load_environment
 from yatt.reward.functions import RewardFunction, ScoredSample, call_reward, load_reward
 from yatt.reward.results import encodable_text
 from yatt.reward.tried import CALLS, Shown, TriedCall, tried_keys
@@ -134,7 +134,7 @@ async def _results(
         if key == ENVIRONMENT:
             answer = await call_step(function, cases[0].episode(function))
             if answer is not None:
-                refuse_images(answer, config)
+                checked_images(answer, config)
             return [replace(blank[0], answer=None if answer is None else encodable_text(answer.text))]
         found = await call_reward(function, [case.sample(config) for case in cases], client=None)
     except BaseException as error:  # noqa: BLE001 (whatever a user's function raises)

@@ -37,11 +37,14 @@ class Scene:
         has_experts = kind.endswith("_moe")
         self.layouts = LAYOUTS if has_experts else DENSE
         self.moves = MOVES | MOVES_OF_EXPERTS if has_experts else MOVES
+        self.again = ["one", *SPREAD] if has_experts else [*DENSE]  # the others are the dense families'
         two = [name for name in self.layouts if name != "one"]
         self.model = make_vision_model(folder / "model", kind)
         self.pictures = prepare_pictures(folder / "media", self.model)
         self.jobs = run_world(folder / "alone", 1, [self.learning("one"), self.gradient("one-again")])
-        pair = [self.learning(name) for name in two] + [self.gradient(f"{name}-again") for name in two]
+        pair = [self.learning(name) for name in two] + [
+            self.gradient(f"{name}-again") for name in self.again if name != "one"
+        ]
         moves = [self.resuming(name, saved) for name, saved in self.moves.items() if name != "one"]
         self.jobs |= run_world(folder / "pair", 2, [*pair, *moves])
         self.jobs |= run_world(folder / "last", 1, [self.resuming("one", self.moves["one"])])
@@ -93,7 +96,7 @@ def names_in_files(model):
 
 
 def wrong_log_probs(scene, expected):
-    for name in (*scene.layouts, *(f"{each}-again" for each in scene.layouts)):
+    for name in (*scene.layouts, *(f"{each}-again" for each in scene.again)):
         seen = torch.tensor(scene.jobs[name].notes[0]["seen"])
         if (far := (seen - expected).abs().max().item()) > 3e-6:
             yield f"{name}: log-probs differ by {far:.1e}"
@@ -102,7 +105,7 @@ def wrong_log_probs(scene, expected):
 def wrong_probes(scene, model):
     expected = [probe_of_transformers(model, scene.model, row) for row in probe_rows(scene.model)]
     assert len(expected) == 3, "the last one has a picture"
-    for name in (*scene.layouts, *(f"{each}-again" for each in scene.layouts)):
+    for name in (*scene.layouts, *(f"{each}-again" for each in scene.again)):
         found = scene.jobs[name].notes[0]["probe"]["logprobs"]
         for row, wanted in zip(found, expected, strict=True):
             if (far := (torch.tensor(row) - wanted).abs().max().item()) > 3e-6:
@@ -110,7 +113,7 @@ def wrong_probes(scene, model):
 
 
 def wrong_gradients(scene, expected):
-    for name in (*scene.layouts, *(f"{each}-again" for each in scene.layouts)):
+    for name in (*scene.layouts, *(f"{each}-again" for each in scene.again)):
         tensors = scene.jobs[name].tensors("first")
         got = {key: tensor for key, tensor in tensors.items() if not key.endswith("correction_bias")}
         if got.keys() != expected.keys():

@@ -1,6 +1,7 @@
 """Episodes of several turns: real episodes, router and table of engines, no processes."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.core.samples.placeholders import placed_in, with_placeholders
 from yatt.core.samples.rewards import Shaping
-from yatt.errors import WorkerFailed
+from yatt.errors import ConfigError, WorkerFailed
 from yatt.models.pictures.tokens import picture_tokens
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -284,3 +285,18 @@ def test_a_chat_template_shows_an_answers_picture_and_text_forges_none(tmp_path:
         "<|im_end|>\n<|im_start|>user\n<|image_pad|> is <|vision_start|><|image_pad|><|vision_end|>!"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_template_that_does_not_show_an_answer_is_refused(tmp_path: Path) -> None:
+    """The policy would not see it, and nobody would know."""
+    model = Path(make_seeing_scripted_model(tmp_path / "seeing"))
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    template = settings["chat_template"].replace("messages %}", "messages if m['role'] != 'tool' %}", 1)
+    file.write_text(json.dumps(settings | {"chat_template": template}))
+    tokenizer = Tokenizer(str(model))
+    assert tokenizer.encode_answer("user", "hello")
+    with pytest.raises(ConfigError, match="does not show messages of the role tool; write another role"):
+        tokenizer.encode_answer("tool", "hello")
+    with pytest.raises(ConfigError, match="does not show messages of the role tool"):
+        encode_observation("see <image>", picture_tokens(str(model)), tokenizer, "tool")

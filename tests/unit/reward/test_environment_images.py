@@ -43,6 +43,7 @@ def answer_of(folder: Path, says: str) -> StepAnswer | None:
         ("None", None),
         ("'a <image> in text'", StepAnswer("a <image> in text")),
         ("{'text': 'no picture'}", StepAnswer("no picture")),
+        ("{'text': 'a quoted <image>', 'images': []}", StepAnswer("a quoted <image>")),
         ("{'text': 'none', 'images': None}", StepAnswer("none")),
         ("{'text': '<image>', 'images': [b'x']}", StepAnswer("<image>", (b"x",))),
     ],
@@ -58,7 +59,11 @@ def test_forms_of_an_answer(tmp_path: Path, says: str, expected: StepAnswer | No
         ("{'text': 3}", "an object with 'text' and 'images', not an object with 'text'"),
         ("{'text': '', 'image': 1}", "not an object with 'text', 'image'"),
         ("{'text': '', 'images': b'x'}", "'images' of its answer must be a list, not bytes"),
-        ("{'text': '<image>'}", "its answer has 1 marks <image> for 0 images"),
+        (
+            "{'text': '<image> <image>', 'images': [b'x']}",
+            "its answer has 2 marks <image> for 1 images",
+        ),
+        ("{'text': '', 'images': 0}", "'images' of its answer must be a list, not int"),
         ("{'text': 'x', 'images': [b'x']}", "its answer has 0 marks <image> for 1 images"),
     ],
 )
@@ -85,7 +90,7 @@ def test_pictures_are_kept_once_by_their_content_with_the_size_in_which_they_are
 
 
 class Unsavable:
-    def save(self, file: Any, kind: str) -> None:
+    def save(self, file: Any, kind: str, **_: Any) -> None:
         raise OSError(f"cannot write mode F as {kind}")
 
 
@@ -115,3 +120,10 @@ def test_a_run_that_does_not_expect_pictures_says_which_key_is_missing(tmp_path:
         keep_images(answer, config_of(tmp_path, images=False))
     assert keep_images(replace(answer, images=()), config_of(tmp_path, images=False)) == ()
     assert not (tmp_path / "media").exists()
+
+
+def test_a_store_that_cannot_be_written_is_no_mistake_of_the_function(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    (tmp_path / "media").write_text("a file where the folder should be")
+    with pytest.raises(NotADirectoryError):
+        keep_images(StepAnswer("", (encoded(picture(8, 8), "PNG"),)), config)

@@ -7,16 +7,14 @@ link, is refused.
 """
 
 import hashlib
-import os
 import re
-import secrets
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
-from yatt.adapters.files.files import make_private
+from yatt.adapters.files.files import write_atomically
 from yatt.adapters.inputs.media_head import MediaRefused, head_of_bytes, refuse_pixels
 from yatt.errors import ConfigError
 from yatt.plain_files import open_regular
@@ -83,13 +81,8 @@ def store_picture(content: bytes, store: str, most_pixels: int) -> MediaRef:
     digest = hashlib.sha256(content).hexdigest()
     target = Path(store, media_path("", digest))
     if not (target.is_file() and target.stat().st_size == len(content)):
-        make_private(target.parent)
-        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            unfinished.write_bytes(content)
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(target, content)
     return MediaRef("", digest, *head.shown_size)
 
 

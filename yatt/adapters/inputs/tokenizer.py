@@ -130,6 +130,11 @@ class Tokenizer:
         parts = unhidden_parts(marked.rpartition(said)[2], hidden.texts)
         plain = rendered.partition(said)[2]
         texts = hidden.texts.values()
+        if any(mark not in marked and text.strip() not in plain for mark, text in hidden.texts.items()):
+            raise ConfigError(
+                f"environment.role: the chat template of {self._folder} does not show messages of the role "
+                f"{role}; write another role."
+            )
         if "".join(part.text for part in parts) != plain and not any(map(self.has_special, texts)):
             return self.encode_rendered(plain)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import COUNT, FILE, LINE, SECONDS, Free
 
 
@@ -40,3 +41,6 @@ class EnvironmentSection:
     """Before each start, call the function on a few rows, with the ground truth and with an empty text as the
     policy's turn. It is refused if every call fails by a missing key, attribute or name, or a wrong type;
     other failures are told."""
+
+    def __post_init__(self) -> None:
+        rule(bool(self.path) or not self.images, "images has no effect without path; remove it.")

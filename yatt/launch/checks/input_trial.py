@@ -30,7 +30,7 @@ from yatt.config.schema import GenRMSection, RunConfig
 from yatt.core.samples.verdict import Shown, check_template, render_template
 from yatt.errors import ConfigError
 from yatt.launch.checks.judge_check import context_notes
-from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
+from yatt.launch.checks.seeing_check import check_answer, refuse_blind, seeing_notes
 from yatt.media.fetch import MediaSources
 from yatt.models.folder import decoder_config, takes_pictures
 from yatt.models.model import read_config
@@ -318,7 +318,7 @@ def _policy_tokenizer(config: RunConfig, stages: Stages) -> Tokenizer | None:
     if config.environment.path and tokenizer.has_chat_template:
         what = f"model.path: encoding an answer with the tokenizer and chat template of {folder}"
         with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-            result_of_stage(what, partial(tokenizer.encode_answer, config.environment.role, "an answer"))
+            result_of_stage(what, partial(check_answer, config, tokenizer))
     return tokenizer
 
 

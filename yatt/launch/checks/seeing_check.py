@@ -1,4 +1,4 @@
-"""Checks that a GenRM which is to see pictures can, before anything starts."""
+"""Checks that who is to see pictures can, before anything starts: a GenRM, and a policy its environment's."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from yatt.config.schema import GenRMSection, RunConfig
 from yatt.core.samples.verdict import Shown, render_with_pictures
 from yatt.errors import ConfigError
 from yatt.models.folder import takes_pictures
-from yatt.models.pictures.tokens import picture_tokens
+from yatt.models.pictures.tokens import picture_tokens, unlimited_tokens
 from yatt.records.episode import IMAGE_MARK, MediaRef
 
 
@@ -61,3 +61,21 @@ def seeing_notes(
             f"GenRM takes {genrm.max_model_tokens} with its answer. Write a smaller media.max_pixels."
         ]
     return []
+
+
+def check_answer(config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Encodes an answer of the environment, and one with a picture if there may be some.
+
+    Raises:
+        ConfigError: the chat template does not show it.
+    """
+    role, folder = config.environment.role, config.model.path
+    tokenizer.encode_answer(role, "an answer")
+    if not config.environment.images:
+        return
+    ids = tokenizer.encode_answer(role, [TextPart("an answer", False), PICTURE])
+    if ids.count(unlimited_tokens(folder).image_token_id) != 1:
+        raise ConfigError(
+            f"environment.role: the chat template of {folder} shows no picture in a message of the role "
+            f"{role}; write another role."
+        )

@@ -141,6 +141,8 @@ def with_made_data(config: RunConfig, folder: Path | None = None, earlier: Seque
     may_have = partial(_may_have_pictures, config.data, made)
     if sees and (config.environment.images or any(map(may_have, _entries_of(config.data)))):
         store = config.data.media_store or str(folder / MEDIA_STORE)
+        for private in (folder, Path(store)):
+            make_private(private)
         config = replace(config, data=replace(config.data, media_store=store))
         config = _with_entries(config, partial(_with_references, made, config))
     return _with_entries(config, partial(_mapped, made, config)) if config.data.map else config
