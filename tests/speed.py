@@ -37,10 +37,10 @@ def without_collections() -> Iterator[None]:
 
 
 def slowness_now() -> float:
-    """CPU time of the fixed work, now, as a multiple of the quiet machine's, at least 1; it is done once before.
+    """CPU time of the fixed work, now, as a multiple of the quiet machine's, 1 or more; done once before.
 
-    A machine that does this work in 0.6 of the time needed 0.9 of it for tests, which start processes and write
-    files: such a one gets the limits of the quiet machine, and none below.
+    A machine that does this work in 0.6 of the time does not run tests in 0.6 of it: they start processes and
+    write files too. It has the limits of the quiet machine, and none below.
     """
     with without_collections():
         fixed_work()
