@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -19,6 +20,20 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert extra_info["index"] == int(ground_truth) and data_source == "hiyouga/geometry3k"
     return len(solution_str) % 5 / 5
 """
+
+
+def live_through(folder: Path, config: dict[str, Any]) -> None:
+    """Checks a run file, runs it, and evaluates the result on its rows."""
+    file = str(folder / "run.json")
+    Path(file).write_text(json.dumps(config))
+    evaluation = "eval", config["run"]["dir"], config["data"]["val_files"][0], "--n", "1", "--json"
+    for words in (("check", file), ("run", file), evaluation):
+        done = yatt(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
+    metrics = rows(folder / "run" / "metrics.jsonl")
+    assert [row["training/global_step"] for row in metrics][-1] == 2
+    assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
 
 
 TURNED = "qwen3_vl_moe turned"
@@ -48,21 +63,11 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
         "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
-    (tmp_path / "run.json").write_text(json.dumps(config))
-    checked = yatt("check", str(tmp_path / "run.json"))
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    done = yatt("run", str(tmp_path / "run.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    metrics = rows(tmp_path / "run" / "metrics.jsonl")
-    assert [row["training/global_step"] for row in metrics][-1] == 2
-    assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
+    live_through(tmp_path, config)
     trained = load_file(next((tmp_path / "run" / "model").glob("*.safetensors")))
     changed = {name for name, tensor in trained.items() if not tensor.equal(source[name])}
     fixed = {name for name in source if "visual" in name or name.endswith("correction_bias")}
     assert changed == source.keys() - fixed, "the tower is frozen"
-    evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
-    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
-    assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
 
 
 MAZE = """
@@ -108,21 +113,11 @@ def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Pat
         "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
-    (tmp_path / "run.json").write_text(json.dumps(config))
-    checked = yatt("check", str(tmp_path / "run.json"))
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    done = yatt("run", str(tmp_path / "run.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    live_through(tmp_path, config)
     samples = [row for row in rows(tmp_path / "run" / "samples.jsonl") if row["kind"] == "sample"]
     assert {len(row["media"]) for row in samples} == {1 + 2} and not any(row["failed"] for row in samples)
-    metrics = rows(tmp_path / "run" / "metrics.jsonl")
-    assert [row["training/global_step"] for row in metrics][-1] == 2
-    assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
     kept = {path.name for path in (tmp_path / "run.data" / "media").rglob("*") if path.is_file()}
     assert {name for row in samples for name in row["media"]} <= kept
-    evaluated = yatt("eval", str(tmp_path / "run"), str(file), "--n", "1", "--json")
-    assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
-    assert json.loads(evaluated.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
 
 
 def test_an_environment_whose_pictures_nobody_expects_is_refused_before_the_start(tmp_path: Path) -> None:
