@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import VISION_CHAT, VISION_TOKENS, VOCAB_SIZE, make_tokenizer
-from tests.tiny_processors import write_processor
-from yatt.adapters.node_local.prepared_media import noise_picture, with_frames
+from tests.tiny_processors import MEAN, STD, write_processor
+from yatt.adapters.node_local.prepared_media import as_tiles, noise_picture, with_frames
 from yatt.models.pictures.probe import ProbeTokens, probe_media
+from yatt.models.pictures.tiles import TileTokens
 from yatt.models.pictures.tokens import picture_tokens, pixel_scale
 
 IDS = {
@@ -25,7 +26,13 @@ _GLM_TOKENS = [
     "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>",
     "<|end_of_video|>",
 ]  # fmt: skip
-KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe")
+_QWEN_TOKENS, _QWEN_WRITTEN = [*VISION_TOKENS, "<|video_pad|>"], "<|vision_start|><|image_pad|><|vision_end|>"
+_TOKENS = {
+    "glm4v_moe": (_GLM_TOKENS, "<|begin_of_image|><|image|><|end_of_image|>"),
+    "internvl": (["<img>", "</img>", "<IMG_CONTEXT>", "<video>"], "<IMG_CONTEXT>"),
+}
+"""Special tokens of the other families, and what their templates write for a picture."""
+KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "internvl")
 _TEXT = {
     "vocab_size": VOCAB_SIZE, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -34,6 +41,10 @@ _TEXT = {
 _VISION = {
     "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "spatial_merge_size": 2, "in_channels": 3,
     "temporal_patch_size": 2,
+}  # fmt: skip
+_EXPERTS = {
+    "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1],
+    "norm_topk_prob": True,
 }  # fmt: skip
 
 
@@ -44,6 +55,8 @@ def config_of(kind: str) -> Any:
     def rope(sections: list[int], **more: Any) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **more}
 
+    if kind.startswith("internvl"):
+        return _config_of_intern(transformers, has_experts=kind == "internvl_moe")
     if kind == "qwen2_5_vl":
         text = _TEXT | {"hidden_size": 128, "rope_parameters": rope([4, 6, 6])}
         vision = {
@@ -71,15 +84,26 @@ def config_of(kind: str) -> Any:
         }  # fmt: skip
         make = transformers.Qwen3VLConfig
         if kind == "qwen3_vl_moe":
-            text |= {
-                "moe_intermediate_size": 48,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "mlp_only_layers": [1],
-                "norm_topk_prob": True,
-            }
+            text |= _EXPERTS
             make = transformers.Qwen3VLMoeConfig
     return make(text_config=text, vision_config=_VISION | vision, tie_word_embeddings=False, **IDS)
+
+
+def _config_of_intern(transformers: Any, *, has_experts: bool) -> Any:
+    text = _TEXT | {"model_type": "qwen3", "hidden_size": 64, "head_dim": 32}
+    if has_experts:
+        text |= _EXPERTS | {"model_type": "qwen3_moe"}
+    vision = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True,
+    }  # fmt: skip
+    return transformers.InternVLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=5,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
 
 
 def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
@@ -87,13 +111,12 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
     import torch
     import transformers
 
-    tokens, chat = [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT
-    if kind == "glm4v_moe":
-        begin, end, picture, *_ = _GLM_TOKENS
-        chat = VISION_CHAT.replace("<|vision_start|><|image_pad|><|vision_end|>", begin + picture + end)
-        tokens = _GLM_TOKENS
-    make_tokenizer(folder, tokens, chat)
-    write_processor(folder, "qwen3_vl" if kind == "qwen3_vl_moe" else kind)
+    family = {"qwen3_vl_moe": "qwen3_vl", "internvl_moe": "internvl"}.get(kind, kind)
+    tokens, written = _TOKENS.get(family, (_QWEN_TOKENS, _QWEN_WRITTEN))
+    make_tokenizer(folder, tokens, VISION_CHAT.replace(_QWEN_WRITTEN, written))
+    if family == "internvl":
+        _name_tokens(folder / "tokenizer_config.json")
+    write_processor(folder, family)
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config_of(kind)).float()
     with torch.no_grad():
@@ -111,6 +134,13 @@ def make_vision_model(folder: Path, kind: str, seed: int = 0) -> str:
         transpose_experts(folder / "model.safetensors")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     return str(folder)
+
+
+def _name_tokens(file: Path) -> None:
+    """The names by which InternVL's processor finds its tokens."""
+    keys = "start_image_token", "end_image_token", "context_image_token", "video_token"
+    names = dict(zip(keys, _TOKENS["internvl"][0], strict=True))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"extra_special_tokens": names}))
 
 
 def transpose_experts(file: Path) -> None:
@@ -156,11 +186,14 @@ def probe_of_transformers(model: Any, folder: str, ids: list[int], *, is_blind: 
     inputs: dict[str, Any] = {}
     if probe_media(ids, tokens) and not is_blind:
         noise = noise_picture(tokens)
-        patches = torch.from_numpy(with_frames(noise, frames_of(folder)))
-        inputs = {
-            "pixel_values": normalised_pixels(patches, pixel_scale(folder)),
-            "image_grid_thw": torch.tensor([noise.grid]), "mm_token_type_ids": (row == 5).int(),
-        }  # fmt: skip
+        inputs = {"image_grid_thw": torch.tensor([noise.grid]), "mm_token_type_ids": (row == 5).int()}
+        if isinstance(tokens, TileTokens):
+            pixels = torch.from_numpy(as_tiles(noise)).float() * pixel_scale(folder).factor
+            mean, deviation = (torch.tensor(each)[:, None, None] for each in (MEAN, STD))
+            inputs = {"pixel_values": (pixels - mean) / deviation}
+        else:
+            patches = torch.from_numpy(with_frames(noise, frames_of(folder)))
+            inputs["pixel_values"] = normalised_pixels(patches, pixel_scale(folder))
     if is_blind:
         row = torch.where(row == 5, 60, row)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.contract.test_engine import options_for
+from tests.integration.trainer.pictured import processed
 from tests.packages import needs
 from tests.tiny_models import publish_tensors, write_publication
 from tests.tiny_vision import KINDS, make_vision_model, probe_of_transformers, probe_rows
@@ -52,8 +53,9 @@ class Scene:
     def placed(self, *names: str) -> tuple[list[int], tuple[m.PlacedMedia, ...]]:
         """Ids of a prompt with these pictures, and their prepared files."""
         refs = [m.MediaRef(name, name, *SIZES[name]) for name in names]
-        ids = [40, *[token for _ in names for token in (3, PAD, 4)], *range(60, 72)]
-        expanded, media = with_placeholders(ids, refs, picture_tokens(self.options.model))
+        tokens = picture_tokens(self.options.model)
+        ids = [40, *[token for _ in names for token in tokens.mark_ids], *range(60, 72)]
+        expanded, media = with_placeholders(ids, refs, tokens)
         return expanded, tuple(self._prepared(each) for each in media)
 
     def _prepared(self, media: m.PlacedMedia) -> m.PlacedMedia:
@@ -90,8 +92,9 @@ def _logprobs(scene: Scene, ids_1T: torch.Tensor, start: int, names: tuple[str, 
     types[0, :start] = (ids_1T[0, :start] == PAD).int()
     inputs: dict[str, Any] = {}
     if names:
-        made = scene.processor(images=[picture(name) for name in names], return_tensors="pt")
-        inputs = {**made, "mm_token_type_ids": types}
+        inputs = processed(scene.processor, [picture(name) for name in names])
+        if hasattr(scene.model.model, "get_rope_index"):
+            inputs["mm_token_type_ids"] = types
     plain = scene.model.model.get_placeholder_mask
     scene.model.model.get_placeholder_mask = lambda ids, *rest, **more: plain(
         torch.where((types == 0) & (ids == PAD), 60, ids), *rest, **more
@@ -181,14 +184,14 @@ def test_the_probe_of_a_weight_update_has_a_picture(scene: Scene) -> None:
 
 
 def test_completions_of_a_prompt_share_its_pixels_as_long_as_one_has_them(scene: Scene) -> None:
-    from yatt.engine.vllm_pictures import PictureInputs, frames_of
+    from yatt.engine.vllm_pictures import PictureInputs
 
     ids, media = scene.placed("second", "second")
     asked = m.SampleRequest(
         request_id="0", prompt_ids=m.pack_ids(ids), seed=3, temperature=1.0, top_p=1.0, top_k=-1,
         max_tokens=1, media=media,
     )  # fmt: skip
-    inputs = PictureInputs(scene.options, frames_of(scene.options.model))
+    inputs = PictureInputs(scene.options)
     first = inputs.input_of(asked, ids)
     (Path(scene.options.media_folder) / media[0].prepared).unlink()
     again = inputs.input_of(asked, ids)
@@ -219,7 +222,7 @@ def test_a_new_tower_is_taken_compared_and_nothing_of_the_old_one_is_kept(
     files = Path(scene.options.model).glob("*.safetensors")
     old = {name: tensor for file in files for name, tensor in load_file(file).items()}
     new = {
-        name: tensor * 1.5 if "visual." in name and tensor.dim() == 1 else tensor
+        name: tensor * 1.5 if _is_of_tower(name) and tensor.dim() == 1 else tensor
         for name, tensor in old.items()
     }
     folder = publish_tensors(tmp_path / "v7", new, 7)
@@ -233,7 +236,7 @@ def test_a_new_tower_is_taken_compared_and_nothing_of_the_old_one_is_kept(
         assert scene.difference(ids, given, "first", "second") <= TOLERANCE
         _scale_tower(scene.model, 1 / 1.5)
         index = msgspec.json.decode((Path(folder) / INDEX_NAME).read_bytes(), type=PublicationIndex)
-        tower = next(name for name, tensor in new.items() if "visual." in name and tensor.dim() == 1)
+        tower = next(name for name, tensor in new.items() if _is_of_tower(name) and tensor.dim() == 1)
         stems = [Path(stem) for stem in index.stems]
         write_publication(Path(folder), stems, 7, index.sums | {tower: index.sums[tower] ^ 1})
         assert scene.engine.compare_weights(7, folder).differing == (tower,)
@@ -245,5 +248,9 @@ def test_a_new_tower_is_taken_compared_and_nothing_of_the_old_one_is_kept(
 def _scale_tower(model: Any, factor: float) -> None:
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if "visual." in name and tensor.dim() == 1:
+            if _is_of_tower(name) and tensor.dim() == 1:
                 tensor.mul_(factor)
+
+
+def _is_of_tower(name: str) -> bool:
+    return "visual." in name or "vision_tower." in name

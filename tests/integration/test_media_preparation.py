@@ -14,10 +14,10 @@ from PIL import Image
 from tests.pictures import picture, pixels
 from tests.tiny_processors import FAMILIES, MEAN, STD, write_processor
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.prepared_media import media_digest
+from yatt.adapters.node_local.prepared_media import PreparedMedia, as_tiles, media_digest
 from yatt.errors import ConfigError
 from yatt.media import prepare
-from yatt.media.prepare import Preparation, load_preparation
+from yatt.media.prepare import PatchPreparation, load_preparation
 
 SIZES = [(90, 130), (28, 28), (300, 41), (17, 200), (640, 480)]
 
@@ -26,7 +26,7 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "internvl"])
 def test_bytes_normalised_later_are_the_processors_own_pixels(tmp_path: Path, family: str) -> None:
     """By an independent call of the processor with its defaults, which rescales and normalises itself."""
     from transformers import AutoImageProcessor
@@ -44,6 +44,27 @@ def test_bytes_normalised_later_are_the_processors_own_pixels(tmp_path: Path, fa
         normal = (planes - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
         whole = normal.expand(-1, -1, 2, -1).reshape(len(patches), -1)
         assert (whole - expected["pixel_values"]).abs().max() < 1e-5
+
+
+def test_tiles_normalised_later_are_the_processors_own_pixels(tmp_path: Path) -> None:
+    """Released folders say that nothing is cut, and their processor cuts all the same."""
+    from transformers import AutoImageProcessor
+
+    folder = write_processor(tmp_path, "internvl", crop_to_patches=False)
+    reference = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True)
+    preparation, numbers = load_preparation(folder), set()
+    for width, height in SIZES:
+        grid, patches = preparation.patches_of(noise(width, height))
+        expected = reference(images=[noise(width, height)], crop_to_patches=True, return_tensors="pt")
+        assert grid == (expected["num_patches"][0], 4, 4)
+        tiles = torch.from_numpy(as_tiles(PreparedMedia(grid, patches))).float() / 255
+        normal = (tiles - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+        assert (normal - expected["pixel_values"]).abs().max() < 1e-5
+        numbers.add(grid[0])
+    assert numbers == {1, 3, 5}
+    limited = load_preparation(folder, max_pixels=3 * 56 * 56 - 1)
+    assert limited.digest != preparation.digest
+    assert limited.patches_of(noise(300, 41))[0] == (3, 4, 4), "two, and the whole picture"
 
 
 def test_another_preparation_of_a_file_has_another_name(tmp_path: Path) -> None:
@@ -77,7 +98,7 @@ def test_a_folder_without_a_processor_is_the_users_mistake(tmp_path: Path) -> No
 
 
 def test_a_processor_of_another_form_is_refused(tmp_path: Path) -> None:
-    """InternVL's: tiles instead of patches with a grid."""
+    """InternVL's in a folder of another family: tiles instead of patches with a grid."""
     write_processor(tmp_path, image_processor_type="GotOcr2ImageProcessor", size={"height": 56, "width": 56})
     with pytest.raises(ConfigError, match="has no picture processor that can be used"):
         load_preparation(tmp_path)
@@ -107,7 +128,7 @@ class Wrong:
 def test_a_result_that_bytes_cannot_hold_is_never_kept(tmp_path: Path, change: str) -> None:
     processor = load_preparation(write_processor(tmp_path)).processor
     with pytest.raises(ValueError, match="the processor's"):
-        Preparation(Wrong(processor, change)).patches_of(Image.fromarray(pixels(64, 64)))
+        PatchPreparation(Wrong(processor, change)).patches_of(Image.fromarray(pixels(64, 64)))
 
 
 def test_new_rules_of_decoding_have_new_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

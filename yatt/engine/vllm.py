@@ -63,7 +63,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from yatt.engine.vllm_pictures import PictureInputs, check_pictures, frames_of, picture_arguments
+        from yatt.engine.vllm_pictures import PictureInputs, check_pictures, picture_arguments
 
         arguments = engine_arguments(self._options) | attention_arguments(self._options)
         known = {item.name for item in dataclasses.fields(EngineArgs)}
@@ -81,7 +81,7 @@ class VllmEngine:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
         check_pictures(self._llm, self._options)
         if self._options.most_pictures:
-            self._pictures = PictureInputs(self._options, frames_of(self._options.model))
+            self._pictures = PictureInputs(self._options)
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights, self._has_kv_cache = not waits_for_weights(self._options), True
 

@@ -1,23 +1,26 @@
 """vLLM's input for prompts with prepared pictures: token ids with placeholders, and patches as bytes.
 
 vLLM never sees a picture file: it would expand ids a second time, and prepare pixels by its own settings. It
-normalises the bytes on the device (`mm_device_do_normalize`), so engines without that are refused. The hash
-of a picture names file and preparation: vLLM keeps features by it.
+normalises the bytes on the device (`mm_device_do_normalize`), so engines without that are refused; but for
+tiles its code cannot, so they are normalised here. The hash of a picture names file and preparation: vLLM
+keeps features by it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
-from yatt.adapters.node_local.prepared_media import PreparedMedia, noise_picture, with_frames
+from yatt.adapters.node_local.prepared_media import PreparedMedia, as_tiles, noise_picture, with_frames
 from yatt.engine.media import prepared_picture
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import ConfigError
 from yatt.models.model import read_config
 from yatt.models.pictures.probe import probe_media
-from yatt.models.pictures.tokens import unlimited_tokens
+from yatt.models.pictures.tiles import TileTokens
+from yatt.models.pictures.tokens import FamilyTokens, PixelScale, pixel_scale, unlimited_tokens
 from yatt.records import message as m
 
 ON_DEVICE = "mm_device_do_normalize"
@@ -43,7 +46,7 @@ def picture_arguments(options: EngineOptions, known: set[str]) -> dict[str, Any]
     arguments: dict[str, Any] = {
         "limit_mm_per_prompt": {"image": options.most_pictures, "video": 0},
         "mm_processor_cache_gb": 0,  # a node keeps prepared pictures in files
-        ON_DEVICE: True,
+        ON_DEVICE: not isinstance(unlimited_tokens(options.model), TileTokens),
     }
     if options.device == "cpu":
         return arguments | {"skip_mm_profiling": True}
@@ -51,14 +54,16 @@ def picture_arguments(options: EngineOptions, known: set[str]) -> dict[str, Any]
 
 
 def check_pictures(llm: Any, options: EngineOptions) -> None:
-    """Checks that an engine normalises pictures itself: vLLM only warns if its model's code cannot.
+    """Checks that an engine normalises pictures itself, but for tiles: vLLM only warns if its model's code
+    cannot.
 
     Raises:
         ConfigError: it does not.
     """
-    if options.most_pictures and not getattr(
-        llm.vllm_config.model_config.multimodal_config, ON_DEVICE, False
-    ):
+    if not options.most_pictures:
+        return
+    found = getattr(llm.vllm_config.model_config.multimodal_config, ON_DEVICE, None)
+    if found is isinstance(unlimited_tokens(options.model), TileTokens):
         raise ConfigError(f"{options.model}: vLLM's code of this model takes no prepared pictures.")
 
 
@@ -67,14 +72,11 @@ class PictureInputs:
 
     The completions of a prompt share the pixels of its pictures: an item is used again as long as a request
     in the engine has it. Its key names its content, so it is never out of date.
-
-    Args:
-        frames: `temporal_patch_size`: how often a still picture's frame is repeated.
     """
 
-    def __init__(self, options: EngineOptions, frames: int) -> None:
-        self._options, self._frames = options, frames
-        self._tokens = unlimited_tokens(options.model)
+    def __init__(self, options: EngineOptions) -> None:
+        self._options, self._tokens = options, unlimited_tokens(options.model)
+        self._made = item_maker(options.model, self._tokens)
         self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
 
     def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
@@ -89,13 +91,13 @@ class PictureInputs:
         """Returns vLLM's input for a sequence of the sync probe."""
         if not (media := probe_media(ids, self._tokens)):
             return {"prompt_token_ids": ids}
-        return _input_of(ids, media, [_made_item(noise_picture(self._tokens), self._frames)])
+        return _input_of(ids, media, [self._made(noise_picture(self._tokens))])
 
     def _item(self, media: m.PlacedMedia) -> Any:
         key = media.prepared, media.grid
         item = self._items.get(key)
         if item is None:
-            item = self._items[key] = _made_item(prepared_picture(media, self._options), self._frames)
+            item = self._items[key] = self._made(prepared_picture(media, self._options))
         return item
 
 
@@ -108,17 +110,53 @@ def _input_of(ids: list[int], media: Sequence[m.PlacedMedia], items: Sequence[An
     return mm_input(ids, MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places})
 
 
-def _made_item(picture: PreparedMedia, frames: int) -> Any:
-    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+def item_maker(model: str, tokens: FamilyTokens) -> Callable[[PreparedMedia], Any]:
+    """Returns what makes vLLM's item of a prepared picture.
+
+    Raises:
+        ConfigError: the model's folder does not say how its tower wants pixels.
+    """
+    if isinstance(tokens, TileTokens):
+        return partial(_tile_item, tokens, pixel_scale(model))
+    return partial(_patch_item, frames_of(model))
+
+
+def _patch_item(frames: int, picture: PreparedMedia) -> Any:
+    """`frames`: how often a still picture's frame is repeated."""
+    from vllm.multimodal.inputs import MultiModalFieldConfig
 
     grids = torch.tensor([picture.grid])
-    values = torch.from_numpy(with_frames(picture, frames))
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
-    items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": values, "image_grid_thw": grids}, fields)
-    return items["image"][0]
+    return _item_of(
+        {"pixel_values": torch.from_numpy(with_frames(picture, frames)), "image_grid_thw": grids}, fields
+    )
+
+
+def _tile_item(tokens: TileTokens, scale: PixelScale, picture: PreparedMedia) -> Any:
+    from vllm.multimodal.inputs import MultiModalFieldConfig
+
+    numbers = torch.tensor([picture.grid[0]])
+    mean, deviation = (torch.tensor(each)[:, None, None] for each in (scale.mean, scale.deviation))
+    pixels = torch.from_numpy(as_tiles(picture)).float() * scale.factor
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", numbers),
+        "image_num_patches": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        "image_token_id": MultiModalFieldConfig.shared("image", 1, keep_on_cpu=True),
+    }
+    values = {
+        "pixel_values": (pixels - mean) / deviation, "image_num_patches": numbers,
+        "image_token_id": torch.tensor(tokens.image_token_id),
+    }  # fmt: skip
+    return _item_of(values, fields)
+
+
+def _item_of(values: dict[str, torch.Tensor], fields: dict[str, Any]) -> Any:
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    return MultiModalKwargsItems.from_hf_inputs(values, fields)["image"][0]
 
 
 def frames_of(model: str) -> int:

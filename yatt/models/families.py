@@ -8,6 +8,7 @@ from yatt.errors import ConfigError
 from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
 from yatt.models.latent import read_latent
+from yatt.models.pictures.tiled import INTERN, read_tiled
 from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
 from yatt.models.shape import Shape
@@ -192,6 +193,8 @@ def _seeing(
     )  # fmt: skip
 
 
+_TILED_TEXT = {"qwen2": _qwen2, "qwen3": _qwen3, "qwen3_moe": _qwen3_moe}
+
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -212,5 +215,12 @@ FAMILIES = {
         _seeing("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3, _qwen3),
         _seeing("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", QWEN3, _qwen3_vl_moe, _stacked_rows),
         _seeing("glm4v_moe", "Glm4vMoeForConditionalGeneration", GLM4V, _glm4v_moe, _deepseek_rows),
+        Family(
+            model_type="internvl",
+            architecture="InternVLForConditionalGeneration",
+            tower=INTERN,
+            read=lambda values: read_tiled(values, _TILED_TEXT),
+            rows=lambda shape: seeing_rows(shape, INTERN, dense_rows(shape)),
+        ),
     )
 }

@@ -14,7 +14,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from yatt.models.shape import Attention, DenseFeedForward, Experts, FeedForward, LatentAttention, Shape
+from yatt.models.shape import (
+    Attention,
+    DenseFeedForward,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Shape,
+    TiledVision,
+)
 
 BACKWARD = 2
 """Products of the backward pass by those of the forward pass: gradients of both factors of each."""
@@ -97,14 +105,15 @@ def picture_flops(shape: Shape, grid: tuple[int, int, int]) -> int:
 
     Args:
         shape: of a model that takes pictures.
-        grid: its patches in time, height and width.
+        grid: its patches in time, height and width; the first one may count tiles. None attends to another.
     """
     vision, num_patches = shape.vision, math.prod(grid)
     assert vision is not None, "a model that takes pictures"
     (block, token), hidden = vision.matrices, vision.hidden_size
-    patch = vision.depth * block + 3 * vision.frames * vision.patch_size**2 * hidden
-    pairs = vision.num_whole * 2 * hidden * num_patches**2  # both products, not causal
-    return 2 * (patch * num_patches + pairs + token * (num_patches // vision.merge_size**2))
+    own = grid[1] * grid[2] + isinstance(vision, TiledVision)  # with the first token of a tile, no patch
+    blocks = vision.depth * block * grid[0] * own + vision.num_whole * 2 * hidden * grid[0] * own**2
+    patches = 3 * vision.frames * vision.patch_size**2 * hidden * num_patches
+    return 2 * (patches + blocks + token * (num_patches // vision.merge_size**2))  # attention is not causal
 
 
 def _swiglu(size: int, hidden_size: int) -> int:

@@ -166,6 +166,23 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiledVision(Vision):
+    """A tower for tiles of one size: a ViT with a first token of its own, which is left out of the features.
+
+    Args:
+        has_qkv_bias: its queries, keys and values have biases.
+        has_qk_norm: its queries and keys pass an RMSNorm over all heads.
+        has_rms_norm: its norms are RMSNorms, without biases.
+        has_last_norm: a layer norm follows the last block.
+    """
+
+    has_qkv_bias: bool
+    has_qk_norm: bool
+    has_rms_norm: bool
+    has_last_norm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A decoder with RMSNorm before each half of a layer, and rotary positions.
 
@@ -196,6 +213,20 @@ class Shape:
     num_extra_layers: int = 0
     rope_axes: RopeAxes | None = None
     vision: Vision | None = None
+
+    @property
+    def picture_axes(self) -> RopeAxes:
+        """Of a model that takes pictures: its axes of positions, or all elements with the first axis."""
+        half = int(self.attention.head_dim * self.rotary_share) // 2
+        return self.rope_axes or RopeAxes(sections=(half, 0, 0), is_interleaved=False)
+
+    @property
+    def picture_merge(self) -> int | None:
+        """Patches of the side of a picture's token, for positions with three axes; 0: positions are those of
+        text; None: the model takes text only."""
+        if self.vision is None:
+            return None
+        return self.vision.merge_size if self.rope_axes else 0
 
     @property
     def num_layers(self) -> int:

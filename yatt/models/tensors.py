@@ -8,7 +8,7 @@ from yatt.models.rows import WeightRow
 UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Tensors that older transformers saved and that are computed from the config."""
 
-TIED_OUTPUT = "lm_head.weight"
+TIED_OUTPUT = frozenset({"lm_head.weight", "language_model.lm_head.weight"})
 MAX_NAMED = 3
 
 
@@ -30,7 +30,7 @@ def tensor_faults(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Iterat
         more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
         first = f"{other[0]} with shape {shapes[other[0]]}; its config.json promises {wanted[other[0]]}"
         yield f"has the tensor {first}{more}"
-    known = wanted.keys() | ({TIED_OUTPUT} if model.shape.is_tied else set[str]())
+    known = wanted.keys() | (TIED_OUTPUT if model.shape.is_tied else set[str]())
     past = model.shape.num_layers
     extra = {f"model.layers.{past + number}." for number in range(model.shape.num_extra_layers)}
     others = [name for name in shapes if name not in known and not name.endswith(UNUSED_SUFFIXES)]

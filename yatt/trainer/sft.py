@@ -219,9 +219,8 @@ def packed_examples(examples: Sequence[Example], policy: Policy, pictures: SftPi
         start += len(each.completion)
     if pictures is not None:
         pictures.show(examples)
-    vision = policy.shape.vision
     cut = SequenceLayout(
-        align=1, has_few_lengths=policy.device.type == "cpu", merge_size=vision.merge_size if vision else 0
+        align=1, has_few_lengths=policy.device.type == "cpu", merge_size=policy.shape.picture_merge
     )
     return micro_batch(samples, weights, cut, policy.device)
 

@@ -53,7 +53,7 @@ def prepare_pictures(folder: Path, model: str) -> str:
             digest = media_digest(name, preparation.digest)
             with files.claimed_file(1, digest):
                 files.keep_file(1, digest, grid, patches)
-            table[name] = Placed(grid, len(tokens.placeholder_ids(grid)), name, digest)
+            table[name] = Placed(grid, tokens.placeholder_ids(grid).count(PAD), name, digest)
     (folder / "table.json").write_text(json.dumps(table))
     return str(folder)
 
@@ -108,6 +108,13 @@ def transformers_logprobs(folder: Path) -> tuple[Any, Callable[[Any, m.Rollout],
     return model, PicturedLogprobs(AutoImageProcessor.from_pretrained(folder))
 
 
+def processed(processor: Any, pictures: Sequence[Any]) -> dict[str, Any]:
+    """What a model of transformers takes of pictures, by its own processor."""
+    made = dict(processor(images=list(pictures), return_tensors="pt"))
+    made.pop("num_patches", None)  # of tiles: for who writes the prompt
+    return made
+
+
 class PicturedLogprobs:
     """Log-probs of the sampled tokens by transformers, whose processor prepares the pictures.
 
@@ -128,13 +135,14 @@ class PicturedLogprobs:
             types[0, each.start : each.start + each.num_tokens] = 1
         if rollout.turns[0].media:
             names = [each.ref.sha256 for each in rollout.turns[0].media]
-            inputs = dict(self._processor(images=[picture(name) for name in names], return_tensors="pt"))
+            inputs = processed(self._processor, [picture(name) for name in names])
         plain = model.model.get_placeholder_mask
         model.model.get_placeholder_mask = lambda given, *rest, **more: plain(
             torch.where((types == 0) & (given == PAD), OTHER, given), *rest, **more
         )
         try:
-            logits = model(input_ids=ids, mm_token_type_ids=types, **inputs).logits[0]
+            more = {"mm_token_type_ids": types} if hasattr(model.model, "get_rope_index") else {}
+            logits = model(input_ids=ids, **more, **inputs).logits[0]
         finally:
             model.model.get_placeholder_mask = plain
         rows = (logits[len(prompt) - 1 : -1].float() / self._temperature).log_softmax(-1)

@@ -26,6 +26,7 @@ def _mistakes(name: str) -> list[tuple[str, Any]]:
 
     right_pixels, right_embedded = tower.normalised_pixels, seeing.SeeingModel._embedded
     right_features = tower.PictureFeatures.features_of
+    right_positions, right_merged = media_batch.positions_of, tower._merged_patches
 
     def by_token_id(model: Any, tokens: torch.Tensor, media: Any, packed: Any) -> torch.Tensor:
         """The first tokens that look like a picture's have the features."""
@@ -70,6 +71,18 @@ def _mistakes(name: str) -> list[tuple[str, Any]]:
             ("yatt.trainer.mcore.seeing.copy_to_tensor_model_parallel_region", lambda level: level)
         ],
         "without-the-gate": [("yatt.trainer.mcore.seeing._Gate", NoGate)],
+        "axes-of-pictures": [
+            (
+                "yatt.trainer.attention.media_batch.positions_of",
+                lambda num_tokens, media, _: right_positions(num_tokens, media, 2),
+            )
+        ],
+        "squares-turned": [
+            (
+                "yatt.trainer.mcore.tower._merged_patches",
+                lambda found, merge: right_merged(found.transpose(1, 2), merge),
+            )
+        ],
         "frozen-in-vain": [
             (
                 "yatt.trainer.mcore.model.train_part",

@@ -356,7 +356,7 @@ def test_a_tower_goes_to_a_checkpoint_and_back_to_the_bit(tmp_path, kind):
     wanted = tensors_in(source)
     assert got.keys() == wanted.keys()
     assert all(torch.equal(got[name], wanted[name]) and got[name].shape == wanted[name].shape for name in got)
-    assert any(tensor.dim() == 5 for tensor in got.values())
+    assert any(tensor.dim() == (4 if kind == "internvl" else 5) for tensor in got.values())
     model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "hf", dtype="auto")
     again = transformers.AutoModelForImageTextToText.from_pretrained(source, dtype="auto")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))

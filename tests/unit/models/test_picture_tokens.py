@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiny_processors import write_processor
 from yatt.errors import ConfigError
 from yatt.models.pictures.tokens import picture_tokens, unlimited_tokens
 
@@ -135,3 +136,55 @@ def test_another_type_of_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
     with pytest.raises(ConfigError, match=r"pictures are taken by models of the types .*, not 'gemma3'"):
         picture_tokens(folder)
+
+
+def tiles_in(folder: Path, **changes: Any) -> str:
+    return str(write_processor(folder, "internvl", **changes))
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 12), (1, 1), (2, 6), (3, 40)])
+def test_every_picture_has_the_tiles_of_the_processor(tmp_path: Path, least: int, most: int) -> None:
+    from transformers import AutoImageProcessor
+
+    folder = tiles_in(tmp_path, min_patches=least, max_patches=most)
+    processor, tokens = AutoImageProcessor.from_pretrained(folder), picture_tokens(folder)
+    draw = random.Random(most)
+    sizes = [[round(2 ** draw.uniform(0, 12)) for _ in range(2)] for _ in range(400)]
+    sizes += [[56 * columns, 56 * rows] for columns in range(1, 9) for rows in range(1, 9)]
+    for width, height in sizes:
+        expected = processor.get_number_of_image_patches(height, width, {})
+        if most > 1:  # for one tile the processor does not ask how many there are
+            assert tokens.grid_of(width, height) == (expected, 4, 4), (width, height)
+        assert tokens.placeholder_ids(tokens.grid_of(width, height)) == [3, *[5] * (4 * expected), 4]
+    largest = tokens.placeholder_ids(tokens.grid_of(*tokens.largest_size))
+    assert len(largest) == 2 + 4 * (most + (most > 1))
+
+
+def test_limits_of_the_run_are_numbers_of_tiles(tmp_path: Path) -> None:
+    folder, tile = tiles_in(tmp_path), 56 * 56
+    limits = {(0, 0): (1, 4), (0, 3 * tile): (1, 3), (0, tile - 1): (1, 1), (tile + 1, 0): (2, 4)}
+    for (least, most), expected in limits.items():
+        tokens = picture_tokens(folder, least, most)
+        assert (tokens.min_tiles, tokens.max_tiles) == expected
+    assert unlimited_tokens(folder).max_tiles == 1024
+
+
+def test_a_folder_whose_tiles_cannot_become_tokens_is_refused(tmp_path: Path) -> None:
+    folder = Path(tiles_in(tmp_path))
+    tokenizer, plain = folder / "tokenizer.json", (folder / "tokenizer.json").read_text()
+    for wrong in ("{}", '{"added_tokens": 3}', '{"added_tokens": [{"id": "3", "content": "<img>"}, 4]}'):
+        tokenizer.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"tokenizer.json has no added token '<img>'"):
+            unlimited_tokens(str(folder))
+    tokenizer.write_text(plain)
+    names = {"start_image_token": "<begin>", "extra_special_tokens": {"end_image_token": "</img>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    with pytest.raises(ConfigError, match=r"no added token '<begin>', .* \(start_image_token"):
+        unlimited_tokens(str(folder))
+    (folder / "tokenizer_config.json").unlink()
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"text_config": {"vocab_size": 4}}))
+    with pytest.raises(ConfigError, match=r"image_token_id is 5, beyond the 4 tokens"):
+        unlimited_tokens(str(folder))
+    with pytest.raises(ConfigError, match="it needs the height and width of a tile, 56"):
+        unlimited_tokens(tiles_in(tmp_path / "other", size={"height": 56, "width": 28}))

@@ -27,16 +27,16 @@ def test_a_model_that_sees_gets_one_more_with_a_picture(tmp_path: Path, family: 
     (folder / "config.json").write_text(json.dumps(config))
     assert read_probe_tokens(str(folder), has_pictures=False) == ProbeTokens(VOCAB, None)
     probe, tokens = read_probe_tokens(str(folder), has_pictures=True), picture_tokens(str(folder))
-    rows = probe.sequences(random.Random(1), 2, 30, 100)
-    assert len(rows) == 3 and max(map(len, rows)) == len(rows[-1]) == 30 + 2 + 24
+    rows, number = probe.sequences(random.Random(1), 2, 30, 100), 4 if family == "internvl" else 24
+    assert len(rows) == 3 and max(map(len, rows)) == len(rows[-1]) == 30 + 2 + number
     assert [probe_media(row, tokens) for row in rows[:2]] == [(), ()], "text has no placeholder"
     (placed,) = probe_media(rows[-1], tokens)
     end = placed.start + placed.num_tokens
-    assert rows[-1][placed.start - 1 : end + 1] == [3, *[5] * 24, 4]
-    assert rows[-1].count(5) == placed.num_tokens == len(tokens.placeholder_ids(placed.grid))
+    assert rows[-1][placed.start - 1 : end + 1] == [3, *[5] * number, 4]
+    assert rows[-1].count(5) == placed.num_tokens == tokens.placeholder_ids(placed.grid).count(5)
     noise = noise_picture(tokens)
-    assert noise.grid == placed.grid and noise.patches.shape == (96, 3 * tokens.patch**2)
-    assert len(set(map(bytes, noise.patches))) == 96
+    assert noise.grid == placed.grid and noise.patches.shape == (4 * number, 3 * tokens.patch**2)
+    assert len(set(map(bytes, noise.patches))) == 4 * number
 
 
 def test_it_is_left_out_where_it_does_not_fit_and_where_nothing_is_compared(tmp_path: Path) -> None:

@@ -81,6 +81,26 @@ GLM_4_5V = {
 }  # fmt: skip
 
 
+INTERN_8B = {
+    "model_type": "internvl", "image_token_id": 151667, "image_seq_length": 256, "downsample_ratio": 0.5,
+    "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+    "text_config": {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 151674,
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "max_window_layers": 70,
+        "use_sliding_window": False, "sliding_window": None,
+    },
+    "vision_config": {
+        "model_type": "internvl_vision", "attention_bias": True, "hidden_size": 1024,
+        "image_size": [448, 448], "patch_size": [14, 14], "num_hidden_layers": 24, "num_attention_heads": 16,
+        "intermediate_size": 4096, "norm_type": "layer_norm", "use_qk_norm": False, "use_mean_pooling": True,
+        "use_mask_token": False, "use_absolute_position_embeddings": True, "layer_norm_eps": 1e-6,
+    },
+}  # fmt: skip
+"""InternVL3-8B."""
+
+
 def shapes_in(folder: str) -> dict[str, tuple[int, ...]]:
     found = {}
     for file in Path(folder).glob("*.safetensors"):
@@ -98,10 +118,10 @@ def test_the_table_has_every_tensor_of_the_files_with_its_shape(tmp_path: Path, 
     folder = make_vision_model(tmp_path / kind, kind)
     model, shapes = read_model(folder), shapes_in(folder)
     assert list(tensor_faults(model, shapes)) == []
-    conv = next(row for row in model.rows if row.name == "vision.patch_embed.proj.weight")
-    assert conv.full_shape == (64, conv.width) and len(conv.tail) == 4
+    conv = next(row for row in model.rows if "vision." in row.name and len(row.tail) > 2)
+    assert conv.full_shape == (64, conv.width) and len(conv.tail) == (3 if kind == "internvl" else 4)
     assert takes_pictures(folder)
-    shapes.pop(next(name for name in shapes if "visual.blocks.1" in name))
+    shapes.pop(next(name for name in shapes if "visual.blocks.1" in name or "encoder.layer.1" in name))
     assert len(list(tensor_faults(model, shapes))) == 1
 
 
@@ -110,6 +130,61 @@ def test_released_configs_have_the_released_number_of_elements() -> None:
     assert num_elements(model_of(QWEN3_8B)) == 8_767_123_696
     assert num_elements(model_of(QWEN3_30B_A3B)) == 31_070_754_032
     assert num_elements(model_of(GLM_4_5V)) == 107_710_933_120
+    assert num_elements(model_of(INTERN_8B)) == 7_944_373_760
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False},
+        {"use_mean_pooling": False, "image_size": 224, "patch_size": 14},
+    ],
+)
+def test_every_form_of_a_tower_for_tiles_has_the_tensors_of_transformers(changes: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    tokens = {"image_seq_length": 64 if "image_size" in changes else 256}
+    config = INTERN_8B | tokens | {"vision_config": INTERN_8B["vision_config"] | changes}
+    shape, rows = (model := model_of(config)).shape, {row.name: row for row in model.rows}
+    with torch.device("meta"):
+        vision = transformers.InternVLVisionConfig(**config["vision_config"])
+        tower = transformers.AutoModel.from_config(vision)
+    expected = {f"vision.vision_tower.{name}": each.shape for name, each in tower.named_parameters()}
+    found = {name: row.file_shape for name, row in rows.items() if "vision_tower." in name}
+    assert found == {name: tuple(each) for name, each in expected.items()}
+    assert shape.rope_axes is None and shape.picture_merge == 0
+    assert shape.picture_axes.sections == (64, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("downsample_ratio", 0.25, "downsample_ratio=0.25; it needs 0.5"),
+        ("vision_feature_layer", -2, "vision_feature_layer=-2; it needs -1"),
+        ("image_seq_length", 64, "image_seq_length=64; it needs 256"),
+        ("text_config", 3, "has no text_config"),
+        ("text_config.model_type", "llama", "model_type='llama'; it needs one of qwen2, qwen3, qwen3_moe"),
+        ("text_config.rope_scaling", {"rope_type": "dynamic", "alpha": 3}, "rope_scaling with alpha, which"),
+        (
+            "text_config.rope_scaling",
+            {"rope_type": "yarn", "factor": 2.0},
+            "RoPE scaling .* is not supported",
+        ),
+        ("vision_config", None, "has no vision_config"),
+        ("vision_config.drop_path_rate", 0.1, "vision_config.drop_path_rate=0.1, which is not known"),
+        ("vision_config.use_mask_token", True, "use_mask_token=True; it needs False"),
+        ("vision_config.norm_type", "batch", "norm_type='batch'; it needs layer_norm or rms_norm"),
+        ("vision_config.image_size", [448, 224], "it needs a square"),
+        ("vision_config.image_size", 450, "image_size=450; it needs a multiple of 28"),
+        ("vision_config.image_size", "448", "image_size='448'; it needs a whole number"),
+        ("vision_config.num_attention_heads", 15, "num_attention_heads does not divide its hidden_size"),
+        ("vision_config.use_qk_norm", "yes", "use_qk_norm='yes'; it needs true or false"),
+    ],
+)
+def test_a_config_of_tiles_that_cannot_be_is_refused(key: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        model_of(changed(INTERN_8B, key, value))
 
 
 def test_experts_of_a_layer_are_two_tensors_of_files_and_one_each_for_engines() -> None:

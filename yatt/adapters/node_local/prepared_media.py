@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from yatt.errors import ConfigError
 from yatt.models.pictures.probe import noise_patches
-from yatt.models.pictures.tokens import PatchTokens
+from yatt.models.pictures.tokens import FamilyTokens
 from yatt.plain_files import read_json_object
 
 INDEX = "index.json"
@@ -78,7 +78,15 @@ def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
     return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)
 
 
-def noise_picture(tokens: PatchTokens) -> PreparedMedia:
+def as_tiles(picture: PreparedMedia) -> NDArray[np.uint8]:
+    """Returns the tiles [tiles, 3, height, width] uint8 of a picture that was cut into tiles."""
+    tiles, height, width = picture.grid
+    side = math.isqrt(picture.patches.shape[1] // 3)
+    patches = picture.patches.reshape(tiles, height, width, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
+    return np.ascontiguousarray(patches.reshape(tiles, 3, height * side, width * side))
+
+
+def noise_picture(tokens: FamilyTokens) -> PreparedMedia:
     """Returns the picture of the sync probe, which has no file."""
     grid, data = noise_patches(tokens)
     return PreparedMedia(grid, np.frombuffer(data, np.uint8).reshape(math.prod(grid), -1))

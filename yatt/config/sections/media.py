@@ -28,7 +28,8 @@ class MediaSection:
 
     max_pixels: Annotated[int, COUNT_OR_NONE] = 0
     """Pictures with more pixels are made smaller, which is the limit of their tokens: of a model with patches
-    of 14 pixels that are merged by two, 784 pixels are a token. 0: as in the model's folder."""
+    of 14 pixels that are merged by two, 784 pixels are a token. 0: as in the model's folder. With tiles
+    (InternVL), this and `min_pixels` limit their number, without the small picture after them."""
 
     timeout_s: Annotated[float, SECONDS] = 60.0
     """Longest time to read, decode and prepare one picture."""

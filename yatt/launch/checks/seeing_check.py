@@ -1,6 +1,5 @@
 """Checks that who is to see pictures can, before anything starts: a GenRM, and a policy its environment's."""
 
-import math
 from dataclasses import replace
 
 from yatt.adapters.inputs.encoded_prompt import encode_question
@@ -43,11 +42,10 @@ def seeing_notes(
         ConfigError: the chat template leaves it out.
     """
     tokens = picture_tokens(genrm.model, config.media.min_pixels, config.media.max_pixels)
-    side = math.isqrt(tokens.max_pixels // tokens.frames)
     shown = replace(shortest, prompt=IMAGE_MARK)
     rendered = render_with_pictures(genrm.template or "{completion}", shown, 1)
     parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
-    refs = [MediaRef("", "", side, side)]
+    refs = [MediaRef("", "", *tokens.largest_size)]
     try:
         ids, _ = encode_question(parts, refs, tokens, tokenizer, is_chat=genrm.chat)
     except ValueError as error:

@@ -6,13 +6,14 @@ a probe has no others.
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from yatt.models.folder import CONFIG, decoder_config
-from yatt.models.pictures.tokens import PatchTokens, unlimited_tokens
+from yatt.models.pictures.tokens import FamilyTokens, unlimited_tokens
 from yatt.records.episode import MediaRef, PlacedMedia
 
 HEIGHT, WIDTH = 4, 6
@@ -27,7 +28,7 @@ class ProbeTokens:
     """The tokens of which sequences are made; `pictures` is None where prompts have none."""
 
     vocab_size: int
-    pictures: PatchTokens | None
+    pictures: FamilyTokens | None
 
     def sequences(self, draw: random.Random, num_prompts: int, num_tokens: int, most: int) -> list[list[int]]:
         """Returns `num_prompts` sequences of text, and one with a picture and at most as much text, unless
@@ -39,14 +40,14 @@ class ProbeTokens:
         rows = [[draw.randrange(self.vocab_size) for _ in range(num_tokens)] for _ in range(num_prompts)]
         if (tokens := self.pictures) is None:
             return rows
-        begin, end = tokens.mark_ids[0], tokens.mark_ids[-1]
-        rows = [[begin if token == tokens.image_token_id else token for token in row] for row in rows]
-        picture = tokens.placeholder_ids(_grid_of(tokens))
-        room = min(num_tokens, most - len(picture) - 2)
+        picture = _written_picture(tokens)
+        begin, pad = picture[0], tokens.image_token_id
+        rows = [[begin if token == pad else token for token in row] for row in rows]
+        room = min(num_tokens, most - len(picture))
         if not rows or room < 0:
             return rows
         before, after = rows[0][: room // 2], rows[-1][: room - room // 2]
-        return [*rows, [*before, begin, *picture, end, *after]]
+        return [*rows, [*before, *picture, *after]]
 
 
 def read_probe_tokens(model: str, *, has_pictures: bool) -> ProbeTokens:
@@ -62,7 +63,7 @@ def read_probe_tokens(model: str, *, has_pictures: bool) -> ProbeTokens:
     )
 
 
-def probe_media(ids: Sequence[int], tokens: PatchTokens) -> tuple[PlacedMedia, ...]:
+def probe_media(ids: Sequence[int], tokens: FamilyTokens) -> tuple[PlacedMedia, ...]:
     """Returns the picture of a probe's sequence with its place; nothing for one of text."""
     if (number := list(ids).count(tokens.image_token_id)) == 0:
         return ()
@@ -72,16 +73,24 @@ def probe_media(ids: Sequence[int], tokens: PatchTokens) -> tuple[PlacedMedia, .
     )
 
 
-def noise_patches(tokens: PatchTokens) -> tuple[tuple[int, int, int], bytes]:
+def noise_patches(tokens: FamilyTokens) -> tuple[tuple[int, int, int], bytes]:
     """Returns the picture's grid, and its patches as bytes: [rows, 3 * patch * patch]."""
     grid = _grid_of(tokens)
-    size = grid[1] * grid[2] * 3 * tokens.patch**2
+    size = math.prod(grid) * 3 * tokens.patch**2
     return grid, hashlib.shake_256(NAME.encode()).digest(size)
 
 
-def _size_of(tokens: PatchTokens) -> tuple[int, int]:
-    return WIDTH * tokens.merge * tokens.patch, HEIGHT * tokens.merge * tokens.patch
+def _written_picture(tokens: FamilyTokens) -> list[int]:
+    """The picture as a prompt has it; the first token is none of its placeholders."""
+    inner = tokens.placeholder_ids(_grid_of(tokens))
+    marks = ([mark] if mark != tokens.image_token_id else inner for mark in tokens.mark_ids)
+    return [token for mark in marks for token in mark]
 
 
-def _grid_of(tokens: PatchTokens) -> tuple[int, int, int]:
-    return 1, HEIGHT * tokens.merge, WIDTH * tokens.merge
+def _size_of(tokens: FamilyTokens) -> tuple[int, int]:
+    _, height, width = _grid_of(tokens)
+    return width * tokens.patch, height * tokens.patch
+
+
+def _grid_of(tokens: FamilyTokens) -> tuple[int, int, int]:
+    return tokens.probe_grid(HEIGHT, WIDTH)

@@ -12,12 +12,12 @@ from typing import Any
 
 from yatt.errors import ConfigError
 from yatt.models.families import FAMILIES
-from yatt.models.folder import CONFIG, decoder_config
+from yatt.models.folder import CONFIG
+from yatt.models.pictures.processor_files import MOST_NUMBER, read_processor, refuse_beyond, whole_number
+from yatt.models.pictures.tiles import TileTokens, read_tiles
 from yatt.plain_files import read_json_object
 
 MOST_RATIO = 200
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-MOST_NUMBER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,12 @@ class PatchTokens:
     min_pixels: int
     max_pixels: int
     frames: int = 1
+
+    @property
+    def largest_size(self) -> tuple[int, int]:
+        """Width and height of a picture with the most tokens."""
+        side = math.isqrt(self.max_pixels // self.frames)
+        return side, side
 
     def grid_of(self, width: int, height: int) -> tuple[int, int, int]:
         """Returns the number of patches in time, height and width.
@@ -68,6 +74,14 @@ class PatchTokens:
         """Returns one token for each square of `merge` times `merge` patches."""
         return [self.image_token_id] * (math.prod(grid) // self.merge**2)
 
+    def probe_grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """The grid of a small picture of this height and width in tokens."""
+        return 1, height * self.merge, width * self.merge
+
+
+FamilyTokens = PatchTokens | TileTokens
+"""How the pictures of a family become tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class PixelScale:
@@ -85,7 +99,7 @@ def pixel_scale(folder: str) -> PixelScale:
         ConfigError: a file is missing or lacks a value.
         OSError: a transient error.
     """
-    file, processor = _image_processor(Path(folder))
+    file, processor = read_processor(Path(folder), "image_mean")
     mean, deviation = (_colours(processor, key, file) for key in ("image_mean", "image_std"))
     factor = processor.get("rescale_factor", 1 / 255)
     if not _is_positive(factor) or not all(map(_is_positive, deviation)):
@@ -109,7 +123,7 @@ def _is_positive(value: Any) -> bool:
 
 
 @lru_cache(maxsize=4)
-def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> PatchTokens:
+def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> FamilyTokens:
     """Reads how the model in a folder writes pictures into prompts.
 
     Args:
@@ -128,54 +142,27 @@ def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> Pat
             f"model.path: {folder}: pictures are taken by models of the types {known}, not "
             f"{config.get('model_type')!r}."
         )
-    file, processor = _image_processor(Path(folder))
+    if kind.has_tiles:
+        return read_tiles(Path(folder), config, min_pixels, max_pixels)
+    file, processor = read_processor(Path(folder))
     size = processor.get("size")
     sizes = size if isinstance(size, dict) else {}
-    frames = _number(processor, "temporal_patch_size", file) if kind.counts_frames else 1
+    frames = whole_number(processor, "temporal_patch_size", file) if kind.counts_frames else 1
     least = min_pixels * frames or sizes.get("shortest_edge") or processor.get("min_pixels")
     most = max_pixels * frames or sizes.get("longest_edge") or processor.get("max_pixels")
-    vocabulary = decoder_config(config).get("vocab_size")
-    for key in kind.marks:
-        number = _number(config, key, Path(folder) / CONFIG, least=0)
-        if isinstance(vocabulary, int) and number >= vocabulary:
-            raise ConfigError(
-                f"{Path(folder) / CONFIG}: {key} is {number}, beyond the {vocabulary} tokens of vocab_size."
-            )
+    ids = {key: whole_number(config, key, Path(folder) / CONFIG, least=0) for key in kind.marks}
+    refuse_beyond(Path(folder), config, ids)
     return PatchTokens(
-        image_token_id=_number(config, "image_token_id", Path(folder) / CONFIG, least=0),
-        mark_ids=tuple(_number(config, key, Path(folder) / CONFIG, least=0) for key in kind.marks),
-        patch=_number(processor, "patch_size", file),
-        merge=_number(processor, "merge_size", file),
-        min_pixels=_number({"min_pixels": least}, "min_pixels", file),
-        max_pixels=_number({"max_pixels": most}, "max_pixels", file),
+        image_token_id=ids["image_token_id"],
+        mark_ids=tuple(ids.values()),
+        patch=whole_number(processor, "patch_size", file),
+        merge=whole_number(processor, "merge_size", file),
+        min_pixels=whole_number({"min_pixels": least}, "min_pixels", file),
+        max_pixels=whole_number({"max_pixels": most}, "max_pixels", file),
         frames=frames,
     )
 
 
-def unlimited_tokens(folder: str) -> PatchTokens:
+def unlimited_tokens(folder: str) -> FamilyTokens:
     """As `picture_tokens`, for whoever asks for no sizes: the folder need not say limits of pixels."""
     return picture_tokens(folder, 1, MOST_NUMBER >> 8)
-
-
-def _image_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the settings of pictures and their file.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    for name in PROCESSOR_FILES:
-        found = read_json_object(folder / name)
-        settings = found.get("image_processor", found) if found else None
-        if isinstance(settings, dict) and "patch_size" in settings:
-            return folder / name, settings
-    raise ConfigError(
-        f"model.path: {folder} takes pictures, but has no {' or '.join(PROCESSOR_FILES)} with a patch_size; "
-        "copy the model's folder with its processor."
-    )
-
-
-def _number(values: dict[str, Any], key: str, file: Path, least: int = 1) -> int:
-    value = values.get(key)
-    if type(value) is not int or not least <= value < MOST_NUMBER:
-        raise ConfigError(f"{file}: {key} is missing, or no whole number of {least} or more.")
-    return value

@@ -12,7 +12,7 @@ from yatt.models.dense import config_size
 from yatt.models.rows import VISION, Part, WeightRow
 from yatt.models.shape import RopeAxes, Shape, Vision
 
-CONNECTORS = ("merger.", "deepstack_merger_list.", "downsample.")
+CONNECTORS = ("merger.", "deepstack_merger_list.", "downsample.", "multi_modal_projector.")
 """Begin the names of what makes tokens of a tower's features, after `VISION`."""
 
 _SIZES = {
@@ -36,7 +36,7 @@ def trains_parameter(name: str, part: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class TowerRows:
     """Makes rows of a tower; `prefix` begins the names of its tensors in files."""
 
     prefix: str
@@ -48,6 +48,14 @@ class _Rows:
             width *= each
         part = Part(self.prefix + name, num_rows)
         return WeightRow(name=VISION + name, parts=(part,), width=width, tail=tail if len(tail) > 1 else ())
+
+    def matrix(self, name: str, num_rows: int, width: int) -> Iterator[WeightRow]:
+        """A matrix without a bias."""
+        yield self.weight(f"{name}.weight", num_rows, width)
+
+    def scale(self, name: str, size: int) -> Iterator[WeightRow]:
+        """A norm without a bias."""
+        yield self.weight(f"{name}.weight", size)
 
     def linear(self, name: str, num_rows: int, width: int) -> Iterator[WeightRow]:
         """A matrix and its bias."""
@@ -83,7 +91,7 @@ def _qwen2_5_tower(prefix: str, vision: Vision, out_size: int) -> Iterator[Weigh
         prefix: begins the names of its tensors in files.
         out_size: the decoder's hidden size.
     """
-    rows, hidden, merged = _Rows(prefix), vision.hidden_size, vision.merged_size
+    rows, hidden, merged = TowerRows(prefix), vision.hidden_size, vision.merged_size
     yield rows.patches(vision)
     for index in range(vision.depth):
         block = f"blocks.{index}."
@@ -100,7 +108,7 @@ def _qwen2_5_tower(prefix: str, vision: Vision, out_size: int) -> Iterator[Weigh
 
 def _qwen3_tower(prefix: str, vision: Vision, out_size: int) -> Iterator[WeightRow]:
     """The tower of Qwen3-VL, as `_qwen2_5_tower`."""
-    rows, hidden, merged = _Rows(prefix), vision.hidden_size, vision.merged_size
+    rows, hidden, merged = TowerRows(prefix), vision.hidden_size, vision.merged_size
     yield rows.patches(vision)
     yield rows.weight("patch_embed.proj.bias", hidden)
     yield rows.weight("pos_embed.weight", vision.num_positions, hidden)
@@ -124,7 +132,7 @@ def _qwen3_tower(prefix: str, vision: Vision, out_size: int) -> Iterator[WeightR
 def _glm4v_tower(prefix: str, vision: Vision, out_size: int) -> Iterator[WeightRow]:
     """The tower of GLM-4.5V, as `_qwen2_5_tower`. A block's feed-forward part is as wide as the decoder; the
     connector's is as wide as `intermediate_size` says."""
-    rows, hidden, wide = _Rows(prefix), vision.hidden_size, vision.mlp_size
+    rows, hidden, wide = TowerRows(prefix), vision.hidden_size, vision.mlp_size
     yield rows.weight("embeddings.position_embedding.weight", vision.num_positions, hidden)
     yield rows.patches(vision)
     yield rows.weight("patch_embed.proj.bias", hidden)
@@ -155,11 +163,13 @@ class TowerKind:
         activation: its `hidden_act`.
         keys: further keys of `vision_config`, which the tower itself reads.
         text: begins the names of the decoder's tensors in files, in place of `model.`.
+        head: begins the name of its output matrix.
         tower: begins the names of the tower's.
         rows: its weight table: from `tower`, sizes, and the decoder's hidden size.
         marks: keys of config.json with the tokens before, of and after a picture.
         is_interleaved: how the axes of positions share a head's elements.
         counts_frames: its processor's limits of pixels are those of a still picture's equal frames together.
+        has_tiles: pictures are cut into tiles (`yatt.models.pictures.tiles`).
     """
 
     activation: str
@@ -167,9 +177,11 @@ class TowerKind:
     text: str
     tower: str
     rows: Callable[[str, Vision, int], Iterator[WeightRow]]
-    marks: tuple[str, str, str] = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+    head: str = ""
+    marks: tuple[str, ...] = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
     is_interleaved: bool = False
     counts_frames: bool = False
+    has_tiles: bool = False
 
 
 QWEN2_5 = TowerKind(
@@ -221,19 +233,19 @@ def read_seeing(
 def seeing_rows(shape: Shape, kind: TowerKind, text_rows: list[WeightRow]) -> list[WeightRow]:
     """The weight table: the decoder's rows under the names that files have, then the tower's."""
     assert shape.vision is not None, "read by `read_seeing`"
-    renamed = [_under_prefix(row, kind.text) for row in text_rows]
+    renamed = [_under_prefix(row, kind) for row in text_rows]
     return [*renamed, *kind.rows(kind.tower, shape.vision, shape.hidden_size)]
 
 
-def _under_prefix(row: WeightRow, prefix: str) -> WeightRow:
+def _under_prefix(row: WeightRow, kind: TowerKind) -> WeightRow:
     """The row with the names that the files of a model with a tower have."""
-    parts = tuple(replace(part, name=_renamed(part.name, prefix)) for part in row.parts)
-    own = row.stacked and replace(row.stacked, name=_renamed(row.stacked.name, prefix))
+    parts = tuple(replace(part, name=_renamed(part.name, kind)) for part in row.parts)
+    own = row.stacked and replace(row.stacked, name=_renamed(row.stacked.name, kind))
     return replace(row, parts=parts, stacked=own)
 
 
-def _renamed(name: str, prefix: str) -> str:
-    return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+def _renamed(name: str, kind: TowerKind) -> str:
+    return kind.text + name.removeprefix("model.") if name.startswith("model.") else kind.head + name
 
 
 def _without_sections(text: dict[str, Any]) -> tuple[int, int, int]:

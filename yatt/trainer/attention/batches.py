@@ -60,15 +60,15 @@ class TrainSample:
 class SequenceLayout:
     """Padding and context-parallel split of sequences. Every sequence's length is a multiple of `align`.
 
-    `has_few_lengths`: whether streams are filled up, see `bucketed_length`. `merge_size`: patches of the side
-    of a picture's token; 0: the model takes text only.
+    `has_few_lengths`: whether streams are filled up, see `bucketed_length`. `merge_size`: as
+    `Shape.picture_merge`.
     """
 
     align: int
     cp_size: int = 1
     cp_rank: int = 0
     has_few_lengths: bool = False
-    merge_size: int = 0
+    merge_size: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -170,10 +170,12 @@ def micro_batch(
     where_T = np.flatnonzero(stream.flat[held_S] >= 0)
     held_T = held_S[where_T]
     positions_S = np.concatenate([np.arange(length) for length in lengths])[held_S]
-    is_plain = cut.cp_size == 1 and not cut.merge_size and len(set(lengths)) == 1
+    is_plain = cut.cp_size == 1 and cut.merge_size is None and len(set(lengths)) == 1
     shape = (len(lengths), lengths[0]) if is_plain else (1, len(held_S))
     shown = [PlacedSequence(max(len(samples[index].ids) - 1, 1), samples[index].media) for index in order]
-    media = media_batch(shown, lengths, held_S, cut.merge_size, device) if cut.merge_size else None
+    media = None
+    if cut.merge_size is not None:
+        media = media_batch(shown, lengths, held_S, cut.merge_size, device)
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)

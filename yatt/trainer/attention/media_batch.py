@@ -68,7 +68,7 @@ def media_batch(
     Args:
         lengths: of the sequences in the stream with their padding; further ones are padding only.
         held_S: places of the stream on this context-parallel rank.
-        merge_size: patches of a token's side.
+        merge_size: patches of a token's side; 0: positions do not depend on pictures.
     """
     bounds = [0, *itertools.accumulate(lengths)]
     features_S = np.full(bounds[-1], -1, np.int64)
@@ -104,8 +104,10 @@ def positions_of(num_tokens: int, media: Sequence[PlacedMedia], merge_size: int)
 
     Args:
         media: in the order of their places, which do not overlap; one may end beyond the tokens.
-        merge_size: patches of a token's side.
+        merge_size: patches of a token's side; 0: all axes are those of text.
     """
+    if not merge_size:
+        return np.tile(np.arange(num_tokens), (3, 1))
     return np.concatenate([*_pieces(num_tokens, media, merge_size)], 1)[:, :num_tokens]
 
 

@@ -85,8 +85,8 @@ def _attention_settings(shape: Shape) -> dict[str, Any]:
         "num_query_groups": attention.num_kv_heads,
         "kv_channels": attention.head_dim,
     }
-    if shape.rope_axes is not None:
-        common["mrope_section"] = list(shape.rope_axes.sections)
+    if shape.vision is not None:
+        common["mrope_section"] = list(shape.picture_axes.sections)
     if isinstance(attention, GroupedAttention):
         return {
             **common, "add_qkv_bias": attention.has_qkv_bias, "qk_layernorm": attention.has_qk_norm,

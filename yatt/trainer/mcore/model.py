@@ -207,7 +207,7 @@ def _model_kind(config: RunConfig, shape: Shape, *, has_tower: bool) -> Callable
         return GPTModel  # type: ignore[no-any-return]
     tower = None
     if has_tower:
-        tower = build_tower(config.model.path, DTYPES[config.model.dtype])
+        tower = build_tower(config.model.path, shape, DTYPES[config.model.dtype])
         train_part(tower, config.vision.train)
     return partial(SeeingModel, shape=shape, tower=tower)
 

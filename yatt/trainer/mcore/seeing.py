@@ -38,8 +38,8 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
     def __init__(self, *given: Any, shape: Shape, tower: nn.Module | None, **named: Any) -> None:
         kinds = {"position_embedding_type": "mrope", "scatter_embedding_sequence_parallel": False}
         super().__init__(*given, **(named | kinds))
-        assert shape.rope_axes is not None and shape.vision is not None, "a shape that takes pictures"
-        self.rotary_pos_emb = RotaryAxes(shape, shape.rope_axes)
+        assert shape.vision is not None, "a shape that takes pictures"
+        self.rotary_pos_emb = RotaryAxes(shape, shape.picture_axes)
         self.pictures: PictureFeatures | None = None
         if tower is not None:
             self.vision = tower

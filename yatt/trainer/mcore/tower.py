@@ -1,11 +1,12 @@
 """The tower of a model that takes pictures, which is transformers' own module, and the features of pictures.
 
 A tower that is not trained gets each picture alone, so that no other one changes a bit of its features; one
-that is trained gets those of a micro-batch together. Suffixes: P patches, N tokens, H hidden size.
+that is trained gets those of a micro-batch together. Suffixes: P patches, A tiles, N tokens, H hidden size.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +16,16 @@ from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
 from yatt.models.pictures.tower import trains_parameter
-from yatt.models.shape import Shape
+from yatt.models.shape import Shape, TiledVision
 from yatt.records.media import Grid
 from yatt.trainer.attention.media_batch import Picture
 
 
-def build_tower(folder: str, dtype: torch.dtype) -> nn.Module:
+def build_tower(folder: str, shape: Shape, dtype: torch.dtype) -> nn.Module:
     """Builds the tower of a model folder, with random weights.
+
+    Args:
+        shape: of the folder's model.
 
     Raises:
         ConfigError: this version of transformers cannot build it.
@@ -33,6 +37,8 @@ def build_tower(folder: str, dtype: torch.dtype) -> nn.Module:
         tower: nn.Module = AutoModel.from_config(
             config.vision_config, attn_implementation="sdpa", dtype=dtype
         )
+        if isinstance(shape.vision, TiledVision):
+            tower = TiledTower(tower, config, shape.vision).to(dtype)
     except Exception as error:  # a library and the user's files: any type
         raise ConfigError(
             f"model.path: transformers cannot build the tower of {folder}: {error_line(error)}"
@@ -147,3 +153,51 @@ def tower_features(tower: nn.Module, pixels: Tensor, grids: list[Grid]) -> list[
     """
     found = tower(pixels, grid_thw=torch.tensor(grids, device=pixels.device))
     return [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+
+
+class TowerOutput(NamedTuple):
+    """As transformers' other towers call it: features [N, H]."""
+
+    pooler_output: Tensor
+
+
+class TiledTower(nn.Module):
+    """Makes features of patches, as other towers of transformers do.
+
+    Args:
+        vit: transformers' `InternVLVisionModel`.
+        config: transformers' config of the whole model.
+    """
+
+    def __init__(self, vit: nn.Module, config: Any, vision: TiledVision) -> None:
+        super().__init__()
+        from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
+
+        self.vision_tower = vit
+        self.multi_modal_projector = InternVLMultiModalProjector(config)
+        self._vision = vision
+
+    def forward(self, pixels: Tensor, grid_thw: Tensor) -> TowerOutput:
+        """Returns the features of pictures, in the order of their tiles.
+
+        Args:
+            pixels: [P, 3 * side * side], tile by tile, each row by row.
+            grid_thw: of each picture, the number of tiles, and of patches in a tile's height and width.
+        """
+        vision, (_, height, width) = self._vision, grid_thw[0].tolist()
+        side = vision.patch_size
+        whole = pixels.view(-1, height, width, 3, side, side).permute(0, 3, 1, 4, 2, 5)
+        tiles = whole.reshape(-1, 3, height * side, width * side)
+        found = self.vision_tower(tiles).last_hidden_state[
+            :, 1:
+        ]  # without the first token, which is no patch
+        merged = _merged_patches(found.view(-1, height, width, vision.hidden_size), vision.merge_size)
+        return TowerOutput(self.multi_modal_projector(merged).flatten(0, 1))
+
+
+def _merged_patches(found: Tensor, merge: int) -> Tensor:
+    """From [A, height, width, size] to [A, height * width / merge**2, size * merge**2]: the patches of a
+    token side by side (InternVL's pixel shuffle, arXiv:2404.16821, section 3.1)."""
+    tiles, height, width, size = found.shape
+    squares = found.view(tiles, height // merge, merge, width // merge, merge, size).transpose(2, 3)
+    return squares.reshape(tiles, -1, size * merge**2)

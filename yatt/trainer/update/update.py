@@ -236,13 +236,12 @@ def sequence_cut(learner: Learner) -> SequenceLayout:
     cp = layout.context_parallel_size
     tp = layout.tensor_model_parallel_size if layout.sequence_parallel else 1
     align = tp * (2 * cp if cp > 1 else 1)
-    vision = learner.policy.shape.vision
     return SequenceLayout(
         align=align,
         cp_size=cp,
         cp_rank=mpu.get_context_parallel_rank(),
         has_few_lengths=learner.policy.device.type == "cpu",
-        merge_size=vision.merge_size if vision else 0,
+        merge_size=learner.policy.shape.picture_merge,
     )
 
 
