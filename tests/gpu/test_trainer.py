@@ -113,6 +113,32 @@ def test_training_steps_are_finite_and_move_the_policy(trainer, tmp_path, say):
     assert worst(before, trainer.publish(tmp_path / "b")) > 1e-4
 
 
+def test_an_optimizer_on_the_host_learns_the_same_and_needs_three_parts(model, tmp_path, monkeypatch, say):
+    import torch
+
+    from yatt.trainer.mcore import parted_step
+
+    monkeypatch.setattr(parted_step, "PART_BYTES", 1 << 16)
+    probes, peaks = [], []
+    for is_away in (False, True):
+        trainer = Trainer(model, "bfloat16", offload_optimizer=is_away)
+        trainer.learn(1)
+        torch.cuda.reset_peak_memory_stats()
+        before, began_s = torch.cuda.memory_allocated(), time.perf_counter()
+        trainer.learn(2)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        say(f"optimizer away: {is_away}, an iteration of two steps in {time.perf_counter() - began_s:.3f} s")
+        held = trainer.worker._ready.host._held.values()
+        state = sum(each.size_bytes for each in held if each.area == "state")
+        probes.append(trainer.publish(tmp_path / str(is_away)))
+        del trainer
+        gc.collect()
+    here, away = (peak / MIB for peak in peaks)
+    say(f"peak beside what stays: {here:.2f} MiB, away {away:.2f}; state {state / MIB:.2f}")
+    assert probes[0] == probes[1], "to the bit"
+    assert peaks[1] < peaks[0] + state / 2
+
+
 def test_the_fallback_engine_takes_the_weights_and_agrees(trainer, model, tmp_path, say):
     pytest.importorskip("transformers")
     from yatt.engine.build import build_engine

@@ -37,6 +37,7 @@ from yatt.trainer.forward.passes import Tick
 from yatt.trainer.forward.routes import Routes
 from yatt.trainer.mcore.layout import check_layout
 from yatt.trainer.mcore.model import Policy, build_policy, build_reference, join_model_parallel
+from yatt.trainer.mcore.parted_step import step_in_parts
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.tower import PictureFeatures
 from yatt.trainer.orders import ArrivedSamples, carried_out
@@ -194,6 +195,7 @@ class TrainerRank:
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
         if config.trainer.offload_optimizer:
             host.keep_away(STATE)
+            step_in_parts(policy.optimizer, host.visited)
         self._built = _Built(learner, host, Weights(policy, host, Path(order.stem)), plan)
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
@@ -204,9 +206,10 @@ class TrainerRank:
 
     def _fill(self, order: m.Restore, ranges: Ranges, manifest: Manifest) -> None:
         fill = restore_weights if order.weights_only else restore_state
-        with self._ready.host.present(STATE):
-            fill(self._policy, ranges, manifest, self._tick)
-        self._ready.host.changed(0 if order.weights_only else manifest.iteration)
+        host = self._ready.host
+        host.overwrite(STATE)
+        fill(self._policy, host, ranges, manifest, self._tick)
+        host.changed(0 if order.weights_only else manifest.iteration)
         if not order.weights_only and self._config.algorithm.kl_target:
             self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
 

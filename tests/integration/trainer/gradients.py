@@ -45,16 +45,20 @@ def write_first_gradient(
     return answer
 
 
-def write_state(policy: Policy, target: Path) -> None:
+def write_state(policy: Policy, target: Path, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Write main copies, moments and the step, if there is one, that every parameter's state says.
-    Collective."""
+    Collective.
+
+    Args:
+        view: from a tensor to its content, which may be on the host.
+    """
     found = {}
     for kind in ("main", *next(iter(owned_ranges(policy)))[2]):
         for chunk in policy.chunks:
             chunk.zero_grad_buffer()
         for parameter, main, state, place in owned_ranges(policy):
             value = main.detach() if kind == "main" else state[kind]
-            parameter.main_grad.view(-1)[place.start : place.end] = value
+            parameter.main_grad.view(-1)[place.start : place.end] = view(value)
         found |= {f"{kind}.{name}": tensor for name, tensor in whole_gradient(policy).items()}
     found["lr"] = torch.tensor([group["lr"] for group in policy.optimizer.param_groups]).unique()
     found["num_steps"] = torch.tensor([policy.scheduler.num_steps])

@@ -1,11 +1,13 @@
 """Bytes that a forward pass keeps for the backward pass, and that the host copy's tensors hold meanwhile."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from yatt.trainer.mcore.model import Policy
+from yatt.trainer.mcore.optimizer_state import inner_optimizers
 
 
 def kept_bytes(policy: Policy, train: Callable[[], object]) -> int:
@@ -32,20 +34,32 @@ def kept_bytes(policy: Policy, train: Callable[[], object]) -> int:
 
 
 def device_bytes(worker: Any, train: Callable[[], object]) -> dict[str, list[int]]:
-    """Calls `train`; gives the bytes on the device at each micro-batch, and at each optimizer step."""
-    found: dict[str, list[int]] = {"micro_batch": [], "step": []}
-    optimizer, host, tick = worker._policy.optimizer, worker._ready.host, worker._tick
-    step = optimizer.step
+    """Calls `train`; gives the bytes on the device at each micro-batch and in each part of an optimizer step.
+
+    Of a part that is away most of the time, also those of the place through which it goes.
+    """
+    found: dict[str, list[int]] = {"micro_batch": [], "part": [], "place": []}
+    host, tick = worker._ready.host, worker._tick
+    adams = [inner.optimizer for inner in inner_optimizers(worker._policy.optimizer)]
+    steps = [adam.step for adam in adams]
 
     def measured_tick() -> None:
         found["micro_batch"].append(host.device_bytes)
         tick()
 
-    def measured_step() -> Any:
-        found["step"].append(host.device_bytes)
-        return step()
+    def measured_step(number: int) -> Any:
+        found["part"].append(host.device_bytes)
+        known = {held.storage._cdata for held in host._held.values()}
+        state = (each for values in adams[number].state.values() for each in values.values())
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().size() for t in state if t.dim() > 0}
+        found["place"].append(sum(size for at, size in storages.items() if at not in known))
+        return steps[number]()
 
-    worker._tick, optimizer.step = measured_tick, measured_step
+    worker._tick = measured_tick
+    for number, adam in enumerate(adams):
+        adam.step = functools.partial(measured_step, number)
     train()
-    worker._tick, optimizer.step = tick, step
+    worker._tick = tick
+    for adam, step in zip(adams, steps, strict=True):
+        adam.step = step
     return found

@@ -27,7 +27,7 @@ from tests.integration.trainer.pictured import pictures_in, see_pictures, with_p
 from tests.integration.trainer.traps import planted
 from tests.tiny_vision import probe_rows
 from yatt.adapters.machine.collector import collect_rarely
-from yatt.adapters.node_local.host_segment import STATE, Stamp
+from yatt.adapters.node_local.host_segment import Stamp
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.checkpoint.store.store import FolderStore
@@ -230,8 +230,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     store = FolderStore(Path(job.get("store", str(folder / "unused"))))
     worker = TrainerRank(config, device, store, tick=lambda: ticks.append(1), say=print)
     (place := folder / job["name"]).mkdir(exist_ok=True)
-    stem = place / f"host-{rank:05d}"
-    worker.handle(m.Build(stem=str(stem), attempt=1))
+    worker.handle(m.Build(stem=str(place / f"host-{rank:05d}"), attempt=1))
+    divide_steps(job, worker._policy.optimizer)
     notes: dict = {"metrics": [], "left_bytes": [], "ticks_of": {"build": len(ticks)}}
     if "restore" in job:
         before = len(ticks)
@@ -256,6 +256,18 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
         notes["ticks_of"][action] = len(ticks) - before
     notes["ticks"] = len(ticks)
     (place / f"rank-{rank}.json").write_text(json.dumps(notes))
+
+
+def divide_steps(job: dict, optimizer: Any) -> None:
+    """Parts of the job's size; or megatron-core's own steps, which need the whole state."""
+    from yatt.trainer.mcore import parted_step
+
+    parted_step.PART_BYTES = job.get("part_bytes", 512 << 20)
+    if not job.get("has_whole_steps"):
+        return
+    del optimizer.get_grad_norm
+    for inner in optimizer.chained_optimizers:
+        del inner.step_with_ready_grads
 
 
 def run_trapped(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
@@ -337,8 +349,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         notes.update(kept_bytes=kept_bytes(worker._policy, gradient))
 
     def state() -> None:
-        with worker._ready.host.present(STATE):
-            write_state(worker._policy, at.folder / f"{argument}.safetensors")
+        write_state(worker._policy, at.folder / f"{argument}.safetensors", worker._ready.host.view)
 
     actions = {
         "train": train,

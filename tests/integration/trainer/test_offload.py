@@ -1,12 +1,15 @@
-"""An optimizer that lives on the host is on the device for its steps only, and changes no bit."""
+"""Optimizer steps in parts change no bit, and a state that lives on the host comes part by part."""
+
+import functools
 
 import pytest
 
-from tests.integration.trainer.conftest import run_world
+from tests.integration.trainer.conftest import make_model, run_world
+from tests.integration.trainer.test_families import EP
 from tests.integration.trainer.test_layouts import assert_bit_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-AWAY = {"offload_optimizer": True}
+AWAY, PART_BYTES = {"offload_optimizer": True}, 9000
 LEARN = [["measured", 1], ["nap", 0], ["save", 1], ["publish", "after1"]]
 GO_ON = [["train", 2], ["state", "state"], ["save", 2], ["publish", "final"]]
 RESTORE = {
@@ -17,51 +20,99 @@ KINDS = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},
     "overlapped": {"overlap_grad_reduce": True, "overlap_param_gather": True},
+    "small-buckets": {"overlap_grad_reduce": True, "bucket_size": 3000},
+    "momentum": {}, "stateless": {},
+}  # fmt: skip
+SPREAD = {
+    "tp2": {"tensor_model_parallel_size": 2, "dtype": "bfloat16"}, "pp2": {"pipeline_model_parallel_size": 2},
+    "experts": {EP: 2, "dtype": "bfloat16"},
+}  # fmt: skip
+"""On two ranks; with experts megatron-core has two optimizers."""
+
+OPTIMIZERS = {
+    "momentum": {"optimizer": {"kind": "sgd", "sgd_momentum": 0.9}},
+    "stateless": {"optimizer": {"kind": "sgd", "sgd_momentum": 0.0}},
 }
-BYTES = {"float32": (12, 8), "bfloat16": (8, 12), "overlapped": (12, 8), "stateless": (12, 0)}
+BYTES = {
+    "float32": (12, 8),
+    "bfloat16": (8, 12),
+    "overlapped": (12, 8),
+    "momentum": (12, 4),
+    "stateless": (12, 0),
+}
 """Of a parameter: itself, its gradient and its reference; the optimizer's state, over all ranks."""
 
-NO_MOMENTS = {"optimizer": {"kind": "sgd", "sgd_momentum": 0.0}}
+PADDING = 64 * 60
+"""Bytes between the tensors of a part, at most."""
+
+CASES = [(ranks, kind) for ranks in (1, 2) for kind in (KINDS if ranks == 1 else KINDS | SPREAD)]
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def done(request, models, tmp_path_factory):
-    """Pairs of jobs: the optimizer on the device, and away. Two resume from the other's save."""
-    folder, jobs = tmp_path_factory.mktemp(f"world-{request.param}"), []
-
-    def add(name, layout, store, **more):
-        common = {"model": str(models["qwen3"]), "store": str(folder / f"store-{store}")}
-        jobs.append({"name": name, "layout": layout, "actions": [*LEARN, *GO_ON], **common, **more})
-
-    for kind, layout in KINDS.items():
-        add(f"{kind}-here", layout, f"{kind}-here")
-        add(f"{kind}-away", {**layout, **AWAY}, f"{kind}-away")
-    add("stateless-here", {}, "stateless-here", **NO_MOMENTS)
-    add("stateless-away", AWAY, "stateless-away", **NO_MOMENTS)
-    learned, jobs = run_world(folder / "learned", request.param, jobs), []
-    add("resumed-here", {}, "float32-away", **RESTORE)
-    add("resumed-away", AWAY, "float32-here", **RESTORE)
-    return learned | run_world(folder / "resumed", request.param, jobs)
+@pytest.fixture(scope="module")
+def worlds(models, tmp_path_factory):
+    """By the number of ranks, pairs of jobs: megatron-core's own steps, and parts of a state that is away.
+    Some resume from the other's save."""
+    root, found = tmp_path_factory.mktemp("worlds"), {}
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    experts = make_model(root / "experts", "qwen3_moe", is_tied=False, **sizes)
+    for ranks in (1, 2):
+        kinds = {kind: (KINDS | SPREAD)[kind] for number, kind in CASES if number == ranks}
+        add = functools.partial(pair_of, models | {"experts": experts}, root / f"store-{ranks}")
+        learned = run_world(root / f"learned-{ranks}", ranks, [job for each in kinds for job in add(each)])
+        again = [job for each in resumed(ranks) for job in add(each, is_resumed=True)]
+        found[ranks] = learned, run_world(root / f"resumed-{ranks}", ranks, again)
+    return found
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "stateless"])
-def test_the_state_is_on_the_device_for_steps_only_and_no_bit_changes(done, kind):
-    here, away = done[f"{kind}-here"], done[f"{kind}-away"]
-    assert_bit_equal(away.tensors("state"), here.tensors("state"))
-    assert_bit_equal(away.weights("final"), here.weights("final"))
-    for mine, others in zip(away.notes, here.notes, strict=True):
-        assert mine["metrics"] == others["metrics"]
-        assert mine["left_bytes"] == [0]
-        held, whole = mine["device_bytes"], set(others["device_bytes"]["micro_batch"])
-        assert len(whole) == 1 and set(held["step"]) == whole and len(held["step"]) == 2
-        assert len(set(held["micro_batch"])) == 1
-        rest, state = BYTES[kind]
-        state /= len(here.notes)
-        assert 1 - held["micro_batch"][0] / whole.pop() == pytest.approx(state / (rest + state), abs=0.02)
+def resumed(ranks):
+    return ("float32", "experts" if ranks == 2 else "bfloat16")
 
 
-@pytest.mark.parametrize("place", ["here", "away"])
-def test_what_one_saved_the_other_resumes_bit_for_bit(done, place):
-    undisturbed, resumed = done["float32-here"], done[f"resumed-{place}"]
-    assert_bit_equal(resumed.tensors("state"), undisturbed.tensors("state"))
-    assert_bit_equal(resumed.weights("final"), undisturbed.weights("final"))
+def pair_of(models, store, kind, *, is_resumed=False):
+    """Jobs with megatron-core's own steps, and with parts; each resumes from the other's save."""
+    layout = (KINDS | SPREAD)[kind]
+    common = {"model": str(models["experts" if kind == "experts" else "qwen3"]), **OPTIMIZERS.get(kind, {})}
+    common |= RESTORE if is_resumed else {"actions": [*LEARN, *GO_ON]}
+    steps = {
+        "whole": {"layout": layout, "has_whole_steps": True},
+        "parts": {"layout": {**layout, **AWAY}, "part_bytes": PART_BYTES},
+    }
+    others = dict(zip(steps, reversed(steps), strict=True)) if is_resumed else {name: name for name in steps}
+    return [
+        {"name": f"{kind}-{name}", "store": f"{store}-{kind}-{others[name]}", **common, **own}
+        for name, own in steps.items()
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "kind"), CASES)
+def test_parts_change_no_bit(worlds, ranks, kind):
+    whole, parts = (worlds[ranks][0][f"{kind}-{name}"] for name in ("whole", "parts"))
+    assert_bit_equal(parts.tensors("state"), whole.tensors("state"))
+    for name in ("after1", "final"):
+        assert_bit_equal(parts.weights(name), whole.weights(name))
+    for mine, others in zip(parts.notes, whole.notes, strict=True):
+        assert (mine["metrics"], mine["left_bytes"]) == (others["metrics"], [0])
+        assert mine["saved_bytes"] == others["saved_bytes"]
+
+
+@pytest.mark.parametrize(("ranks", "kind"), CASES)
+def test_a_part_is_on_the_device_and_not_the_whole_state(worlds, ranks, kind):
+    notes = [worlds[ranks][0][f"{kind}-{name}"].notes for name in ("whole", "parts")]
+    for others, mine in zip(*notes, strict=True):
+        whole, held = set(others["device_bytes"]["micro_batch"]), mine["device_bytes"]
+        (rest,) = set(held["micro_batch"])
+        assert len(whole) == 1 and set(held["part"]) == {rest}, "the rest, and no memory of the state's own"
+        kept, own = BYTES.get(kind, BYTES["bfloat16" if "dtype" in SPREAD.get(kind, {}) else "float32"])
+        assert max(held["place"]) <= PART_BYTES + PADDING, "larger tensors come in slices"
+        assert len(held["place"]) > 3 * len(others["device_bytes"]["part"])
+        if kind in BYTES:
+            own /= len(notes[0])
+            assert 1 - rest / whole.pop() == pytest.approx(own / (kept + own), abs=0.02)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(n, kind) for n in (1, 2) for kind in resumed(n)])
+@pytest.mark.parametrize("place", ["whole", "parts"])
+def test_what_one_saved_the_other_resumes_bit_for_bit(worlds, ranks, kind, place):
+    undisturbed, again = worlds[ranks][0][f"{kind}-whole"], worlds[ranks][1][f"{kind}-{place}"]
+    assert_bit_equal(again.tensors("state"), undisturbed.tensors("state"))
+    assert_bit_equal(again.weights("final"), undisturbed.weights("final"))

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import trainer_module
 from tests.runs import HANG_S
 from tests.unit.models.test_seeing import QWEN2_5_7B as QWEN2_5_VL_7B, QWEN3_8B as QWEN3_VL_8B
 from yatt.config.load import load_run_config
 from yatt.forecast.memory.fit import GIB, memory_faults, memory_plan
 from yatt.forecast.memory.parameters import chunk_buffers, table_of
 from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
-from yatt.forecast.memory.trainer import TrainerMemory, stage_buffers, trainer_demand
+from yatt.forecast.memory.trainer import NUM_SLOTS, PART_BYTES, TrainerMemory, stage_buffers, trainer_demand
 from yatt.models.model import read_model
 from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import OUTPUT
@@ -168,7 +169,38 @@ def test_the_command_ends_with_the_users_code_where_nothing_fits():
 
 def test_an_optimizer_that_is_away_shares_its_place_with_activations():
     at = {"stage": 0, "weights": 2, "gradients": 4, "reference": 1, "activations": 10, "head": 3, "layer": 5}
-    few, many = ({**at, "optimizer": size, "step": 6} for size in (8, 40))
-    assert TrainerMemory(**few).peak == 7 + 8 + 15
-    assert TrainerMemory(**few, is_optimizer_away=True).peak == 7 + 15
-    assert TrainerMemory(**many, is_optimizer_away=True).peak == 7 + 40 + 6
+    at |= {"optimizer": 40, "step": 6}
+    assert TrainerMemory(**at).peak == 7 + 40 + 15
+    assert TrainerMemory(**at, slots=8).peak == 7 + 15
+    assert TrainerMemory(**at, slots=12).peak == 7 + 12 + 6
+
+
+def test_the_step_needs_parts_only():
+    kept = plan_of("trainer.offload_optimizer=true").worst
+    assert 0 < kept.slots <= 3 * (512 << 20) < kept.optimizer / 6
+    parted_step = trainer_module("mcore.parted_step")
+    assert (PART_BYTES, NUM_SLOTS) == (parted_step.PART_BYTES, parted_step.NUM_SLOTS)
+
+
+@pytest.mark.parametrize(("recipe", "layout", "peak_gib"), [
+    ("deepseek-v3", (12, 8, 12, 8, 32), 50.6), ("qwen3-235b-a22b", (4, 4, 8, 4, 16), 54.1),
+])  # fmt: skip
+def test_the_largest_models_fit_where_the_optimizer_comes_in_parts(recipe, layout, peak_gib):
+    nodes, tp, pp, ep, engine = layout
+    changes = {
+        "launch.nodes": nodes, "trainer.tensor_model_parallel_size": tp,
+        "trainer.pipeline_model_parallel_size": pp, "trainer.expert_model_parallel_size": ep,
+        "rollout.tp_size": engine, "run.dir": "x",
+    }  # fmt: skip
+
+    def planned(*, is_away):
+        found = changes | {"trainer.offload_optimizer": str(is_away).lower()}
+        given = [f"{key}={value}" for key, value in found.items()]
+        config = load_run_config([ROOT / f"configs/recipes/{recipe}.yaml"], given)
+        model = read_model(str(ROOT / config.model.path))
+        return memory_plan(config, {"rollout": model}, gpu_bytes=96 * GIB)
+
+    away, here = planned(is_away=True), planned(is_away=False)
+    assert away.trainer_peak / GIB == pytest.approx(peak_gib, abs=0.05)
+    assert list(memory_faults(away)) == []
+    assert "training needs" in dict(memory_faults(here))["trainer"]

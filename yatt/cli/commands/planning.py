@@ -176,11 +176,13 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
     tables = {
         f"GPU that trains, pipeline stage {stage.stage} of {len(found.trainer)}": {
             "weights": stage.weights, "gradients (float32)": stage.gradients,
-            "optimizer (this rank's part)": stage.optimizer, "reference model": stage.reference,
+            "optimizer (this rank's part)": 0 if stage.slots else stage.optimizer,
+            "reference model": stage.reference,
             "activations": stage.activations,
             "logits and last norm, at the end of the forward pass": stage.head,
             "one layer's backward pass, later than these": stage.layer,
             "optimizer's temporary tensors, later than these": stage.step,
+            "parts of the optimizer, which is on the host, later than these": stage.slots,
             "process, sleeping workers": found.other, "peak": found.trainer_peak,
         },
         **{

@@ -123,8 +123,9 @@ class TrainerSection:
     mla_up_proj: queries, keys and values of latent attention."""
 
     offload_optimizer: bool = False
-    """Keep the optimizer's state (moments; in bfloat16 the main copies too) in the host copy, and have it on
-    the device for optimizer steps only, when no activations are there. Each step then copies it both ways."""
+    """Keep the optimizer's state (moments; in bfloat16 the main copies too) in the host copy. In a step it is
+    on the device in parts of 512 MiB, three at a time, when no activations are there. Each step then copies
+    it both ways."""
 
     overlap_grad_reduce: bool = False
     """Reduce gradients during the backward pass."""

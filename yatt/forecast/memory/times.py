@@ -146,9 +146,13 @@ def iteration_times(
         seconds[engine.role] = _decode_s(config, engine, speed, (samples, said, context))
     verdicts = [seconds[role] for role in seconds if role != ROLLOUT]
     is_colocated = config.placement.mode == "colocated"
-    kept, gpu_s = plan.worst.weights + plan.worst.optimizer, measured.train_gpu_s
+    is_away, gpu_s = config.trainer.offload_optimizer, measured.train_gpu_s
+    kept = plan.worst.weights + (0 if is_away else plan.worst.optimizer)
     prompt, gpus = config.data.max_prompt_tokens / 2, num_trainer_nodes(config) * config.launch.gpus_per_node
     counted_s = train_s(config, models[ROLLOUT], prompt + tokens, rates)
+    if is_away:  # both directions at once, in each step
+        steps = config.trainer.ppo_epochs * steps_per_iteration(config.trainer)
+        counted_s += steps * plan.worst.optimizer / rates.link_bytes_per_s
     return IterationTimes(
         rollout_s=seconds.get(ROLLOUT, 0.0),
         verdicts_s=sum(verdicts) if is_colocated else max(verdicts, default=0.0),

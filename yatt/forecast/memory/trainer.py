@@ -21,6 +21,9 @@ from yatt.models.shape import Layer, Shape
 CHUNK_BYTES, MIN_CHUNK, MAX_CHUNK = 64 << 20, 128, 1024
 """As in `yatt.trainer.forward.logprobs`; a test compares them."""
 
+PART_BYTES, NUM_SLOTS = 512 << 20, 3
+"""As in `yatt.trainer.mcore.parted_step`; a test compares them."""
+
 INDEX_BYTES = 24
 """Per token: the token, its position and its row of logits, as int64."""
 
@@ -61,7 +64,7 @@ class TrainerMemory:
             layer's backward pass.
         layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
         step: temporary tensors of the optimizer, when activations are free.
-        is_optimizer_away: whether the optimizer's state comes for that only.
+        slots: for that time, places on the device for an optimizer's state that is away; 0: it stays.
     """
 
     stage: int
@@ -73,19 +76,18 @@ class TrainerMemory:
     head: int
     layer: int
     step: int
-    is_optimizer_away: bool = False
+    slots: int = 0
 
     @property
     def kept(self) -> int:
         """What stays between micro-batches."""
-        optimizer = 0 if self.is_optimizer_away else self.optimizer
+        optimizer = 0 if self.slots else self.optimizer
         return self.weights + self.gradients + optimizer + self.reference
 
     @property
     def peak(self) -> int:
         """Largest sum at any time."""
-        step = self.step + (self.optimizer if self.is_optimizer_away else 0)
-        return self.kept + max(self.activations + max(self.head, self.layer), step)
+        return self.kept + max(self.activations + max(self.head, self.layer), self.step + self.slots)
 
 
 def trainer_demand(config: RunConfig, shape: Shape, parameters: ParameterTable) -> TrainerDemand:
@@ -152,19 +154,22 @@ def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
     frozen = 0 if stage else demand.parameters.num_frozen * item
     own_tower = frozen if demand.parameters.tower else 0  # the reference has a tower of its own
     main = FLOAT if item < FLOAT else 0  # in float32 the main copies are the parameters
-    step = {"cpu": 0, "torch": 2 * FLOAT * sizes.state, "te": 0}[demand.share.kernels]
+    state = main + demand.num_moments * FLOAT
+    part = min(sizes.state, PART_BYTES // (FLOAT * (1 + demand.num_moments)))
+    step = {"cpu": 0, "torch": 2 * FLOAT * part, "te": 0}[demand.share.kernels]
+    slots = min(NUM_SLOTS * part, sizes.state) * state if demand.section.offload_optimizer else 0
     is_last = stage == demand.layout.pp - 1
     return TrainerMemory(
         stage=stage,
         weights=sizes.numel * item + frozen,
         gradients=sizes.numel * FLOAT,
-        optimizer=sizes.state * (main + demand.num_moments * FLOAT),
+        optimizer=sizes.state * state,
         reference=sizes.numel * item + own_tower if demand.has_reference else 0,
         activations=_activations(demand, stage),
         head=_head(demand) if is_last else 0,
         layer=_layer(demand, stage),
         step=step,
-        is_optimizer_away=demand.section.offload_optimizer,
+        slots=slots,
     )
 
 

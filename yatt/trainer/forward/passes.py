@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,21 +201,17 @@ class Stopwatch:
 def optimizer_step(
     policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
     around: Around = nothing_around,
-    with_state: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[Any], float, list[float]]:  # fmt: skip
     """Makes one update from these micro-batches.
 
     The schedule advances first, so that the first step of a warm-up has a learning rate above 0.
-
-    Args:
-        with_state: has the optimizer's state on the device while the parameters are updated.
 
     Returns:
         Measurements of `finish` (without loss and token count), the gradient norm before clipping, and the
         seconds per micro-batch without the last; empty with pipeline stages, because they overlap.
 
     Raises:
-        FloatingPointError: the gradient is not finite; the parameters are no longer valid.
+        FloatingPointError: the gradient is not finite; parameters and optimizer are unchanged.
     """
     for chunk in policy.chunks:
         chunk.zero_grad_buffer()
@@ -229,12 +224,9 @@ def optimizer_step(
 
     measured = run_pass(policy.chunks, micros, finish, timed_tick, trains=True, around=around)
     policy.scheduler.step(increment=1)
-    with with_state():
-        _, grad_norm, _ = policy.optimizer.step()
-    norm = float(grad_norm)
-    if not torch.isfinite(torch.tensor(norm)):
-        raise FloatingPointError(f"the gradient norm is {norm}; start again from the last checkpoint")
-    return measured, norm, watch.seconds() if mpu.get_pipeline_model_parallel_world_size() == 1 else []
+    _, grad_norm, _ = policy.optimizer.step()
+    seconds = watch.seconds() if mpu.get_pipeline_model_parallel_world_size() == 1 else []
+    return measured, float(grad_norm), seconds
 
 
 def gather_parameters(policy: Policy) -> None:

@@ -43,6 +43,7 @@ from yatt.models.shape import Shape
 from yatt.trainer.mcore.layout import steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
+from yatt.trainer.mcore.parted_step import all_here, step_in_parts
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
 from yatt.trainer.mcore.tower import build_tower, train_part
@@ -120,7 +121,8 @@ def build_policy(
     with in_float32(models):
         chunks = _data_parallel_chunks(mcore, models, config.trainer)
     optimizer, scheduler = _optimizer(config, mcore, chunks)
-    create_state(optimizer)
+    create_state(optimizer, is_away=config.trainer.offload_optimizer)
+    step_in_parts(optimizer, all_here)
     mcore.finalize_model_grads_func = finalize_model_grads
     mcore.grad_scale_func = optimizer.scale_loss
     if config.trainer.overlap_grad_reduce:

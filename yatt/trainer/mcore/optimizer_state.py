@@ -34,17 +34,29 @@ def replace_by_sgd(optimizer: Any, momentum: float) -> None:
         part.optimizer = sgd
 
 
-def create_state(optimizer: Any) -> None:
+def create_state(optimizer: Any, *, is_away: bool = False) -> None:
     """Creates zero state for every parameter, for a checkpoint to fill; an optimizer creates it in its first
     step. From zero that step has the same result.
 
     torch's AdamW keeps a `step` tensor for each parameter; a fused Adam keeps one number in its groups.
+
+    Args:
+        is_away: moments get no memory on the device; that of the host copy begins with zeros.
     """
     names = moments_of(optimizer)
     has_steps = "exp_avg" in names and not distrib_optimizer.HAVE_APEX_OR_TE
     for state, parameter in _states(optimizer):
-        step = {"step": torch.tensor(0.0)} if has_steps else {}
-        state.update(step | {name: torch.zeros_like(parameter.data) for name in names})
+        state.update({"step": torch.tensor(0.0)} if has_steps else {})
+        for name in names:
+            state[name] = torch.zeros_like(parameter.data)
+            if is_away:
+                state[name].untyped_storage().resize_(0)
+
+
+def kept_tensors(inner: Any, main: torch.Tensor) -> list[torch.Tensor]:
+    """A main copy, and what one of the inner optimizers keeps for it, of its shape."""
+    state = inner.optimizer.state[main].values()
+    return [main, *(value for value in state if torch.is_tensor(value) and value.dim() > 0)]
 
 
 def _states(optimizer: Any) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:

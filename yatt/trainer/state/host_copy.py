@@ -4,7 +4,7 @@ Works on storages: each has a place in host memory that is allocated once and ke
 changed since the last copy; `offload` copies too, then resizes the storages to 0. Every view of a storage
 (parameters in their flat buffer, gradients, optimizer shards) stays valid and has its content again after
 `onload`. The same code frees memory on CPU, so that a test without GPU covers it. An area may live on the
-host all the time (`keep_away`), and come only while it is `present`.
+host all the time (`keep_away`); an optimizer's step has it on the device part by part (`visited`).
 
 Weights and optimizer state are in two named segments (`yatt.adapters.node_local.host_segment`), stamped with
 attempt and version: other processes of the node read them. Other tensors (a reference, buffers) have private
@@ -14,9 +14,8 @@ Source: verl's Megatron workers resize the flat buffers. Every storage is treate
 swapping `p.data` would break aliases.
 """
 
-import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from yatt.adapters.node_local.host_segment import (
+    ALIGN_BYTES,
     AREAS as AREAS,
     STATE as STATE,
     WEIGHTS as WEIGHTS,
@@ -34,7 +34,8 @@ from yatt.adapters.node_local.host_segment import (
     segment_path,
 )
 from yatt.trainer.mcore.model import Policy
-from yatt.trainer.mcore.optimizer_state import inner_optimizers
+from yatt.trainer.mcore.optimizer_state import inner_optimizers, kept_tensors
+from yatt.trainer.mcore.parted_step import HostRun, Parts, Piece, all_here, visit_on_host
 from yatt.weights.convert import router_biases
 from yatt.weights.registered_memory import MemoryRegistrar
 
@@ -81,6 +82,8 @@ class HostCopy:
         self._held: dict[int, _Held] = {}
         self._stem, self._attempt, self._version = stem, attempt, 0
         self._segments: dict[str, SegmentWriter] = {}
+        self._data: dict[str, Tensor] = {}
+        """The bytes of each segment."""
         self._stamped: dict[str, int] = {}
         """The version of each segment's stamp, where it is valid."""
         self._kept_away: frozenset[str] = frozenset()
@@ -95,11 +98,15 @@ class HostCopy:
             self._add(tensor)
 
     def _add(self, tensor: Tensor) -> _Held | None:
-        """Notes a tensor's storage; returns None if it is known or empty."""
+        """Notes a tensor's storage; returns None if it is known or empty. One that was made without memory is
+        away: its content are the zeros of a new segment."""
         storage = tensor.untyped_storage()
-        if storage.size() == 0 or storage._cdata in self._held:
+        is_away = storage.size() == 0
+        size_bytes = tensor.nbytes if is_away else storage.size()
+        if size_bytes == 0 or storage._cdata in self._held:
             return None
-        self._held[storage._cdata] = held = _Held(storage, storage.size())
+        held = _Held(storage, size_bytes, is_away=is_away, is_current=is_away)
+        self._held[storage._cdata] = held
         return held
 
     def _allocate(self, area: str, members: Sequence[_Held]) -> None:
@@ -111,14 +118,14 @@ class HostCopy:
             return
         segment = SegmentWriter(segment_path(self._stem, area), size_bytes)
         self._segments[area] = segment
-        whole = _data_of(segment)
+        self._data[area] = whole = _data_of(segment)
         for held in members:
             held.host = whole[held.at : held.at + held.size_bytes]
 
     def register_segments(self, registrar: MemoryRegistrar) -> None:
         """Registers the segments with CUDA, each until it is unmapped."""
-        for segment in self._segments.values():
-            registrar.register(_data_of(segment), segment, read_only=False)
+        for area, segment in self._segments.items():
+            registrar.register(self._data[area], segment, read_only=False)
 
     # ---- versions -------------------------------------------------------------------------------
 
@@ -158,11 +165,30 @@ class HostCopy:
     def _of(self, area: str) -> list[_Held]:
         return [held for held in self._held.values() if held.area == area]
 
+    def view(self, tensor: Tensor) -> Tensor:
+        """The tensor, which may be a view of a larger one; or its content on the host, if it is away."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
+        if held is None or not held.is_away:
+            return tensor
+        assert held.host is not None, "what has a content"
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        return held.host[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+    def overwrite(self, area: str) -> None:
+        """Notes that `view`s of an area are written to: its stamp is invalid until `changed` and `copy`."""
+        if area in self._kept_away and area in self._segments:
+            self._segments[area].invalidate()
+            self._stamped.pop(area, None)
+
     def place(self, tensor: Tensor) -> tuple[str, int]:
-        """Returns area and first byte of a tensor, which may be a view of a larger one and may be away."""
-        held = self._held[tensor.untyped_storage()._cdata]
+        """Returns area and first byte of a tensor, which may be a view of a larger one, or of `view`."""
+        storage, begin = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) * tensor.element_size()
+        for area, data in self._data.items():
+            if data.untyped_storage()._cdata == storage:
+                return area, begin
+        held = self._held[storage]
         assert held.area, "only weights and optimizer state are in segments"
-        return held.area, held.at + int(tensor.storage_offset()) * tensor.element_size()
+        return held.area, held.at + begin
 
     # ---- device memory --------------------------------------------------------------------------
 
@@ -190,25 +216,38 @@ class HostCopy:
 
     @torch.no_grad()
     def keep_away(self, area: str) -> None:
-        """From now on keeps this area on the host, but for the time in which it is `present`."""
+        """From now on keeps this area on the host."""
         self._kept_away |= {area}
         self._put_away(area)
 
-    @contextlib.contextmanager
-    def present(self, area: str) -> Iterator[None]:
-        """Has this area on the device, and afterwards, if it is kept away, on the host with its new content.
+    def visited(self, parts: Parts) -> Generator[list[Tensor], None, None]:
+        """Yields the content of each part's pieces on the device; see `Visit`.
 
-        Its segment has no valid stamp then until `changed` and `copy` have been called.
+        What is kept away has its new content on the host at the end. Its segment has no valid stamp then,
+        until `changed` and `copy`.
         """
-        is_kept_away = area in self._kept_away
-        if is_kept_away:
-            with torch.no_grad():
-                for held in self._of(area):
-                    _to_device(held)
-                    held.is_current = False
-        yield
-        if is_kept_away:
-            self._put_away(area)
+        runs = [self._runs(part) for part in parts]
+        if not any(runs):
+            yield from all_here(parts)
+            return
+        for area in self._kept_away:
+            self.overwrite(area)
+        yield from visit_on_host(parts, runs, next(piece.tensor.device for part in parts for piece in part))
+
+    def _runs(self, part: Sequence[Piece]) -> list[HostRun]:
+        """Those of a part's pieces that are kept away, by adjacent bytes on the host."""
+        runs = list[HostRun]()
+        area, end = "", -ALIGN_BYTES
+        for number, (tensor, begin, last) in enumerate(part):
+            held = self._held[tensor.untyped_storage()._cdata]
+            if held.area not in self._kept_away:
+                continue
+            first, size = held.at + begin * tensor.element_size(), (last - begin) * tensor.element_size()
+            data, members = runs.pop() if area == held.area and 0 <= first - end < ALIGN_BYTES else (None, [])
+            start = first if data is None else end - data.nbytes
+            area, end = held.area, first + size
+            runs.append(HostRun(self._data[area][start:end], [*members, (number, first - start)]))
+        return runs
 
     @torch.no_grad()
     def _put_away(self, area: str) -> None:
@@ -255,13 +294,11 @@ def _inner(module: nn.Module) -> nn.Module:
 
 
 def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for part in inner_optimizers(optimizer):
-        for group in part.optimizer.param_groups:
-            tensors += [parameter.data for parameter in group["params"]]
-        for state in part.optimizer.state.values():
-            tensors += [value for value in state.values() if torch.is_tensor(value) and value.dim() > 0]
-    return tensors
+    """The tensors of a parameter one after the other, so that a part of a step is one run of bytes."""
+    return [
+        tensor for inner in inner_optimizers(optimizer) for group in inner.optimizer.param_groups
+        for main in group["params"] for tensor in kept_tensors(inner, main)
+    ]  # fmt: skip
 
 
 def _to_device(held: _Held) -> None:

@@ -63,7 +63,8 @@ class _Owned:
 
 def save_plan(policy: Policy, host: HostCopy) -> SavePlan:
     """Describes where this rank's part of a checkpoint is in its host copy. No communication."""
-    shards = [s for owned in _owned(policy) if _writes(policy, owned) for s in _saved(policy, owned)]
+    everything = _owned(policy, host.view)
+    shards = [s for owned in everything if _writes(policy, owned) for s in _saved(policy, owned)]
     shards += [s for local in local_parameters(policy) if local.is_fixed for s in _saved_fixed(policy, local)]
     pieces = [planned_piece(part, *host.place(part.tensor)) for shard in shards for part in box_parts(shard)]
     files = in_files(pieces, lambda piece: piece.size_bytes, FILE_BYTES)
@@ -80,12 +81,15 @@ def snapshot_common(policy: Policy, kl_coef: float) -> bytes:
 
 
 @torch.no_grad()
-def restore_state(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[], None]) -> None:
+def restore_state(
+    policy: Policy, host: HostCopy, store: Ranges, manifest: Manifest, tick: Callable[[], None]
+) -> None:
     """Restores model, optimizer and schedule from a checkpoint of any layout. No communication.
 
     Can be called again after a failure, because it overwrites everything.
 
     Args:
+        host: what is away is restored there.
         tick: called after each piece of a tensor.
 
     Raises:
@@ -99,9 +103,9 @@ def restore_state(policy: Policy, store: Ranges, manifest: Manifest, tick: Calla
             "run.from_checkpoint.take: weights."
         )
     _check_kind(manifest, saved.moments, names)
-    owned = list(_owned(policy))
+    owned = list(_owned(policy, host.view))
     _check_state_of_tower(manifest, owned, names)
-    restore_weights(policy, store, manifest, tick)
+    restore_weights(policy, host, store, manifest, tick)
     wanted = [shard for one in owned for name in names for shard in _blank(policy, one.local, one, name)]
     read_shards(store, manifest.files, wanted, tick)
     for one in owned:
@@ -140,13 +144,15 @@ def saved_kl_coefficient(manifest: Manifest, default: float) -> float:
 
 
 @torch.no_grad()
-def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Callable[[], None]) -> None:
+def restore_weights(
+    policy: Policy, host: HostCopy, store: Ranges, manifest: Manifest, tick: Callable[[], None]
+) -> None:
     """Restores only the model and the optimizer's main copies; moments and schedule are not changed.
 
     Raises:
         CheckpointError: as in `restore_state`.
     """
-    owned = list(_owned(policy))
+    owned = list(_owned(policy, host.view))
     key = MODEL if _has_main_copies(policy) else MAIN
     saved = {piece.key: piece.dtype for file in manifest.files for piece in file.tensors}
     borrowed = [
@@ -169,7 +175,7 @@ def restore_weights(policy: Policy, store: Ranges, manifest: Manifest, tick: Cal
     _lend(borrowed, owned)
     for one in owned:
         mine = one.local.parameter.view(-1)[one.begin : one.end]
-        if not torch.equal(mine, one.main.to(mine.dtype)):
+        if not torch.equal(mine, one.main.to(mine.device, mine.dtype)):
             raise CheckpointError(
                 f"checkpoint {manifest.iteration}: elements {one.begin} to {one.end} of "
                 f"{one.local.row.name} are not the rounded main copies that were saved with them"
@@ -224,7 +230,12 @@ def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
         )  # fmt: skip
 
 
-def _owned(policy: Policy) -> Iterator[_Owned]:
+def _owned(policy: Policy, view: Callable[[Tensor], Tensor]) -> Iterator[_Owned]:
+    """Yields what this rank's optimizer updates.
+
+    Args:
+        view: from a tensor to its content, which may be on the host.
+    """
     for local in local_parameters(policy):
         for part in inner_optimizers(policy.optimizer):
             place = part.model_param_group_index_map.get(local.parameter)
@@ -232,8 +243,8 @@ def _owned(policy: Policy) -> Iterator[_Owned]:
                 continue
             main = part.optimizer.param_groups[place[0]]["params"][place[1]]
             flat = part._get_model_param_range_map(local.parameter)["param"]
-            state = part.optimizer.state[main]
-            yield _Owned(local=local, begin=flat.start, end=flat.end, main=main, state=state)
+            state = {name: view(tensor) for name, tensor in part.optimizer.state[main].items()}
+            yield _Owned(local=local, begin=flat.start, end=flat.end, main=view(main.detach()), state=state)
 
 
 def _writes(policy: Policy, owned: _Owned) -> bool:
@@ -245,7 +256,7 @@ def _writes(policy: Policy, owned: _Owned) -> bool:
 
 def _saved(policy: Policy, owned: _Owned) -> Iterator[Shard]:
     tensors = {
-        MAIN: owned.main.detach(),
+        MAIN: owned.main,
         **{name: owned.state[name] for name in moments_of(policy.optimizer)},
     }
     if _has_main_copies(policy):
@@ -272,7 +283,7 @@ def _blank(policy: Policy, local: LocalParameter, owned: _Owned | None, kind: st
     if owned is None:
         tensor = local.parameter.detach().view(-1)
     else:
-        tensor = owned.main.detach() if kind == MAIN else owned.state[kind]
+        tensor = owned.main if kind == MAIN else owned.state[kind]
     tensor.zero_()
     yield from _shards(policy, local, kind, tensor, owned.begin if owned else 0)
 
@@ -298,7 +309,8 @@ def _numel(shape: tuple[int, ...]) -> int:
 def _common_of(policy: Policy) -> dict[str, Any]:
     """Scalars with the same value on every rank."""
     groups = [{key: v for key, v in g.items() if key != "params"} for g in policy.optimizer.param_groups]
-    steps = {float(one.state["step"]) for one in _owned(policy) if "step" in one.state}
+    inner = [each.optimizer for each in inner_optimizers(policy.optimizer)]
+    steps = {float(state["step"]) for each in inner for state in each.state.values() if "step" in state}
     assert len(steps) <= 1, f"parameters were updated {sorted(steps)} times"
     return {
         "step": max(steps, default=0.0),  # a fused Adam keeps it in its parameter groups

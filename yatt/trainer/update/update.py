@@ -7,7 +7,6 @@ give bit-equal parameters.
 Suffix: F completion tokens of the whole rollout batch.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ from yatt.trainer.forward.routes import Routes
 from yatt.trainer.forward.stats import batch_metrics, sample_advantages, update_metrics
 from yatt.trainer.mcore.model import Policy, broadcast_over_model
 from yatt.trainer.mcore.tower import PictureFeatures
-from yatt.trainer.state.host_copy import STATE, HostCopy
+from yatt.trainer.state.host_copy import HostCopy
 from yatt.trainer.update.objective import Measured, Objective, Target, summed_totals
 from yatt.trainer.update.profile import RankProfiler
 from yatt.trainer.update.rejection import rejected_targets
@@ -195,14 +194,13 @@ def _updates(
     section = learner.config.algorithm
     num_ticks = learner.config.trainer.ppo_epochs * sum(map(len, steps)) * len(learner.policy.chunks)
     tick = learner.profiler.before_last(tick, num_ticks)
-    with_state = functools.partial(learner.host.present, STATE)
     for _ in range(learner.config.trainer.ppo_epochs):
         first = 0
         for micros, wanted in zip(steps, targets, strict=True):
             reader = reader_of(learner.policy, learner.config.rollout.temperature)
             objective = Objective(section, learner.algorithm, learner.kl.value, reader, wanted)
             got, norm, seconds = optimizer_step(
-                learner.policy, micros, objective, tick, learner.routes.update, with_state
+                learner.policy, micros, objective, tick, learner.routes.update
             )
             learner.routes.end_update()
             costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
