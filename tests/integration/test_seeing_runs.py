@@ -1,16 +1,22 @@
 """Whole runs of tiny models that take pictures, with vLLM and megatron-core, on verl's files as they are."""
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import load_file
 
 from tests.packages import needs
 from tests.pictures import write_geometry
 from tests.runs import rows, yatt
 from tests.tiny_vision import KINDS, make_vision_model, transpose_experts
+from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.inputs.model_family import has_turned_experts
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,6 +46,27 @@ TURNED = "qwen3_vl_moe turned"
 """With experts as transformers saves them, which vLLM cannot load."""
 
 
+SHOWN = "qwen3_vl"
+"""With a judge behind a URL that sees."""
+
+
+def check_questions(service: Service, source: Path) -> None:
+    """A service has seen the picture of each row that it was asked about, in its place."""
+    shown = dict[str, list[Any]]()
+    for _, body, _ in service.got:
+        parts = body["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["text", "image_url", "text"], parts
+        data = base64.b64decode(parts[1]["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+        number = parts[2]["text"].partition("Find x")[2].partition(".")[0]
+        shown.setdefault(number, []).append(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert shown.keys() == {str(number) for number in range(NUM_ROWS)}
+    for row in parquet.read_table(source).to_pylist():
+        picture = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB")
+        for found in shown[row["reward_model"]["ground_truth"]]:
+            assert found.size == picture.size
+            assert np.abs(np.asarray(found).astype(int) - np.asarray(picture)).mean() < 8
+
+
 @pytest.mark.parametrize("kind", [*KINDS, TURNED])
 def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) -> None:
     """A whole run: each part has its own tests, and this is the first time that they meet."""
@@ -63,7 +90,21 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
         "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
-    live_through(tmp_path, config)
+    if kind == SHOWN:
+        service = Service(lambda number: says(f"score: {number % 3}"))
+        config["genrms"] = [
+            {"name": "far", "model": "m", "api": {"url": service.url}, "sees": "prompt",
+             "template": "See {prompt} {completion}", "verdict": {"pattern": "score: ([0-9])"}}
+        ]  # fmt: skip
+        try:
+            live_through(tmp_path, config)
+        finally:
+            service.close()
+        check_questions(service, file)
+        told = [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".jsonl", ".log", ".yaml")]
+        assert len(told) > 10 and not [path for path in told if b"/9j/" in path.read_bytes()]
+    else:
+        live_through(tmp_path, config)
     trained = load_file(next((tmp_path / "run" / "model").glob("*.safetensors")))
     changed = {name for name, tensor in trained.items() if not tensor.equal(source[name])}
     fixed = {name for name in source if "visual" in name or name.endswith("correction_bias")}

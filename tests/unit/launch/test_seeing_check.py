@@ -13,6 +13,7 @@ from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.scoring import ApiSection
 from yatt.errors import ConfigError
 from yatt.launch.checks.input_trial import ONE_LETTER
+from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
 
 
@@ -54,7 +55,21 @@ def test_a_chat_template_without_pictures_and_a_context_that_is_too_small_are_to
         seeing_notes(config, judge(folder, chat=True), "genrms[0]", Tokenizer(folder), ONE_LETTER)
 
 
-def test_services_and_functions_are_refused_by_the_file() -> None:
-    for more in ({"api": ApiSection(url="http://x")}, {"path": "judge.py", "template": ""}):
-        with pytest.raises(ValueError, match="sees: needs a template and an engine"):
-            GenRMSection(**({"name": "j", "model": "m", "template": "{completion}", "sees": "prompt"} | more))
+def test_a_service_sees_if_there_are_pictures_whatever_its_model_is_called(
+    tmp_path: Path, config: RunConfig
+) -> None:
+    far = judge("a-name", api=ApiSection(url="http://x"), engine="transformers")
+    refuse_blind(config, far, "genrms[0]")
+    blind = replace(config, model=replace(config.model, path=make_scripted_model(tmp_path / "text")))
+    with pytest.raises(ConfigError, match=r"genrms\[0\]\.sees: the policy .*/text takes text only"):
+        refuse_blind(blind, far, "genrms[0]")
+    with pytest.raises(ConfigError, match=r"genrms\[0\]\.sees: the policy .*/text takes text only"):
+        check_preflight(replace(blind, genrms=(far,)), runs_here=False, engines_are_here=False)
+
+
+def test_functions_and_services_without_chat_are_refused_by_the_file() -> None:
+    with pytest.raises(ValueError, match="sees: needs a template; functions get text only"):
+        GenRMSection(name="j", model="m", path="judge.py", sees="prompt")
+    for url in ("https://a.example/v1/completions", "https://a.example/v1/chat/completions/"):
+        with pytest.raises(ValueError, match="A service that has only /completions is no judge"):
+            ApiSection(url=url)

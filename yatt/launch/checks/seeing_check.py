@@ -18,11 +18,12 @@ def refuse_blind(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     """Refuses a GenRM that is to see and cannot.
 
     Raises:
-        ConfigError: its model or engine takes no pictures, or there are none.
+        ConfigError: its model or engine takes no pictures, or there are none. Whether a service takes some is
+            known by its answer only (`yatt check --ask`).
     """
-    if not takes_pictures(genrm.model):
+    if genrm.has_engine and not takes_pictures(genrm.model):
         raise ConfigError(f"{key}.sees: {genrm.model} takes no pictures; name another model, or remove it.")
-    if genrm.engine == "transformers":
+    if genrm.has_engine and genrm.engine == "transformers":
         raise ConfigError(f"{key}.sees: engine transformers takes no pictures; write vllm.")
     if not takes_pictures(config.model.path):
         raise ConfigError(
