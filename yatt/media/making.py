@@ -18,7 +18,7 @@ from PIL import Image
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.media import MOST_BYTES
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
-from yatt.adapters.node_local.prepared_media import media_digest
+from yatt.adapters.node_local.media_file import media_digest
 from yatt.core.samples.kept_media import NoRoom
 from yatt.errors import YattError, error_line
 from yatt.media.decode import decode_picture

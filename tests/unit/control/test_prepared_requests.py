@@ -8,7 +8,7 @@ import pytest
 from tests.runs import turns
 from tests.unit.control.engine_stand_in import Engines, completion
 from tests.unit.core.test_placement import config
-from yatt.adapters.node_local.prepared_media import MediaShape, media_head
+from yatt.adapters.node_local.media_file import MediaShape, media_head
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.prepared_requests import MediaUnusable, PreparedRequests
 from yatt.control.rollouts.groups.drops import Drops

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.node_local.prepared_media import open_prepared
+from yatt.adapters.node_local.media_file import mapped_prepared
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 from yatt.records.media import ANY_GRID
@@ -64,7 +64,7 @@ class PreparedRequests:
         for _ in range(OPEN_TRIES):
             digests = await asyncio.gather(*map(self._digest, items))
             try:
-                return [open_prepared(self._folder, digest).patches.data.cast("B") for digest in digests]
+                return [mapped_prepared(self._folder, digest)[1] for digest in digests]
             except (OSError, ValueError) as error:
                 why = str(error)
         raise WorkerFailed(f"the pictures for GenRM '{genrm}' cannot be read ({OPEN_TRIES} tries): {why}")
