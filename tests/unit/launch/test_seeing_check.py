@@ -10,8 +10,9 @@ from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from tests.unit.launch.test_made_pictures import config_of
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.config.sections.scoring import ApiSection
+from yatt.config.sections.scoring import ApiSection, VerdictSection
 from yatt.errors import ConfigError
+from yatt.genrm.__main__ import genrm_plan
 from yatt.launch.checks.input_trial import ONE_LETTER
 from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
@@ -73,3 +74,32 @@ def test_functions_and_services_without_chat_are_refused_by_the_file() -> None:
     for url in ("https://a.example/v1/completions", "https://a.example/v1/chat/completions/"):
         with pytest.raises(ValueError, match="A service that has only /completions is no judge"):
             ApiSection(url=url)
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ({"sees": "prompt"}, 16),
+        ({"sees": "all"}, 16),
+        ({"sees": "all", "judging": "pairwise", "template": "{completion_a}{completion_b}"}, 32),
+        ({"sees": "all", "judging": "listwise", "template": "{completions}"}, 16 * 6),
+        ({"sees": "none"}, 0),
+    ],
+)
+def test_an_engine_takes_as_many_pictures_as_a_question_may_have(
+    tmp_path: Path, config: RunConfig, values: dict[str, object], most: int
+) -> None:
+    given = {
+        "name": "j",
+        "model": config.model.path,
+        "template": "{completion}",
+        "engine": "scripted",
+        **values,
+    }
+    scores = VerdictSection(pattern="(a)", scores={"a": 1.0})
+    config = replace(
+        config, genrms=(GenRMSection(**given, verdict=scores),),
+        rollout=replace(config.rollout, n=2),
+        validation=replace(config.validation, n=6), data=replace(config.data, media_store=str(tmp_path)),
+    )  # fmt: skip
+    assert genrm_plan(config, "j").options.most_pictures == most

@@ -224,10 +224,11 @@ class GenRMSection:
     """Text with {prompt}, {completion}, {ground_truth}, {data_source}; pairwise with {completion_a} and
     {completion_b}, listwise with {completions}, instead of {completion}. Empty when `path` is given."""
 
-    sees: Literal["none", "prompt"] = "none"
-    """Pictures that it is shown: none, or those of the prompt. They stand where {media} is in the template;
-    without it, where they are in {prompt}; without that, before all. The model has to take pictures. A judge
-    behind a URL gets them as JPEG files in its messages."""
+    sees: Literal["none", "prompt", "all"] = "none"
+    """Pictures that it is shown. prompt: those of the prompt, where {media} is in the template; without it,
+    where they are in {prompt}; without that, before all. all: those of the environment's answers too;
+    completions are then whole conversations, with the answers. The model has to take pictures. A judge behind
+    a URL gets them as JPEG files in its messages."""
 
     judging: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
     """Judge each completion alone, two of a group against each other, or all of a group at once."""

@@ -46,9 +46,9 @@ def seeing_notes(
     tokens = picture_tokens(genrm.model, config.media.min_pixels, config.media.max_pixels)
     side = math.isqrt(tokens.max_pixels // tokens.frames)
     shown = replace(shortest, prompt=IMAGE_MARK)
-    rendered = render_with_pictures(genrm.template or "{completion}", shown, 1)
-    parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
     refs = [MediaRef("", "", side, side)]
+    rendered = render_with_pictures(genrm.template or "{completion}", shown, refs)
+    parts = [PICTURE if isinstance(part, MediaRef) else TextPart(*part) for part in rendered]
     try:
         ids, _ = encode_question(parts, refs, tokens, tokenizer, is_chat=genrm.chat)
     except ValueError as error:

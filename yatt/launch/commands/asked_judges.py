@@ -30,6 +30,7 @@ from yatt.core.samples.verdict import (
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.launch.checks.shown_samples import shown_with_truth
 from yatt.records import message as m
+from yatt.records.episode import MediaRef
 from yatt.records.judged import REFUSED, Said
 
 SPARE_S = 20.0
@@ -95,8 +96,9 @@ def _question(genrm: GenRMSection, shown: Shown, num_pictures: int) -> Content:
     if not genrm.template:
         return GREETING
     is_seeing = genrm.sees != "none"
-    parts = render_with_pictures(genrm.template, shown, num_pictures if is_seeing else 0)
-    found = [part if part is None else part[0] for part in parts]
+    pictures = [MediaRef("", "", 64, 64)] * num_pictures if is_seeing else []
+    parts = render_with_pictures(genrm.template, shown, pictures)
+    found = [None if isinstance(part, MediaRef) else part[0] for part in parts]
     return found if is_seeing else "".join(text for text in found if text)
 
 

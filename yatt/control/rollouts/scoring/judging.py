@@ -208,9 +208,10 @@ class Judge:
 
     async def _vote(self, genrm: GenRMSection, question: Question, vote: int) -> m.Scored | None:
         subject = question.subject
-        pictures = tuple(each.ref for each in subject.group.media) if genrm.sees != "none" else ()
-        rendered = render_with_pictures(genrm.template, question.shown, len(pictures))
-        parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
+        of_prompt = [each.ref for each in subject.group.media] if genrm.sees != "none" else []
+        rendered = render_with_pictures(genrm.template, question.shown, of_prompt)
+        pictures = [part for part in rendered if isinstance(part, MediaRef)]
+        parts = [PICTURE if isinstance(part, MediaRef) else TextPart(*part) for part in rendered]
         for retry in range(genrm.retries + 1):
             attempt = vote * (genrm.retries + 1) + retry
             ask = m.Ask(

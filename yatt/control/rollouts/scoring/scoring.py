@@ -271,7 +271,7 @@ class Scorer:
 
     async def _judge_one(self, genrm: GenRMSection, subject: Subject) -> None:
         sample = subject.sample
-        shown = subject.shown(completion=sample.text)
+        shown = subject.shown(completion=subject.completion(genrm))
         question = Question(subject=subject, shown=shown, about=(sample,), number=sample.index)
         try:
             found = await self._judge.verdicts(genrm, question)
@@ -357,7 +357,7 @@ async def _ask(
 
 def _shown(genrm: GenRMSection, subjects: Sequence[Subject], order: Order) -> Shown:
     truth = truth_text(subjects[0].row.ground_truth)
-    texts = [subjects[i].sample.text if i < len(subjects) else truth for i in order]
+    texts = [subjects[i].completion(genrm) if i < len(subjects) else truth for i in order]
     if genrm.judging == "listwise":
         return subjects[0].shown(completions=numbered_completions(texts))
     return subjects[0].shown(completion_a=texts[0], completion_b=texts[1])
