@@ -108,6 +108,9 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
         check_questions(service, file)
         told = [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".jsonl", ".log", ".yaml")]
         assert len(told) > 10 and not [path for path in told if b"/9j/" in path.read_bytes()]
+        page = tmp_path / "page.html"
+        assert yatt("report", config["run"]["dir"], "--out", str(page)).returncode == 0
+        assert page.read_text().count('<img alt="') >= 4
     else:
         live_through(tmp_path, config)
     trained = load_file(next((tmp_path / "run" / "model").glob("*.safetensors")))

@@ -32,16 +32,17 @@ class PictureEncoding:
     """Pictures as JPEG files of limited size, in place of `yatt.media.prepare.Preparation`.
 
     Attributes:
-        most_pixels, most_bytes: limits of each file.
+        most_pixels, most_bytes, most_side: limits of each file.
         digest: of these, in hex.
     """
 
     most_pixels: int
     most_bytes: int
+    most_side: int = MOST_SIDE
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = f"JPEG {RULES} {self.most_pixels} {self.most_bytes}"
+        settings = f"JPEG {RULES} {self.most_pixels} {self.most_bytes} {self.most_side}"
         object.__setattr__(self, "digest", hashlib.sha256(settings.encode()).hexdigest())
 
     def patches_of(self, picture: Image.Image) -> tuple[tuple[int, int, int], NDArray[np.uint8]]:
@@ -61,7 +62,7 @@ class PictureEncoding:
             picture = _resized(picture, 0.5)
 
     def _scale_of(self, width: int, height: int) -> float:
-        return min(1.0, math.sqrt(self.most_pixels / (width * height)), MOST_SIDE / max(width, height))
+        return min(1.0, math.sqrt(self.most_pixels / (width * height)), self.most_side / max(width, height))
 
 
 def _resized(picture: Image.Image, scale: float) -> Image.Image:
