@@ -9,7 +9,6 @@ import json
 import re
 import time
 
-from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
 from yatt.adapters.processes.watched_trial import Stages, answer_watched
 from yatt.config.load import parse_resolved
@@ -61,7 +60,7 @@ def _made(sources: MediaSources, encoding: PictureEncoding, most_pixels: int, it
         return ["", str(error)]
     except (OSError, YattError) as error:
         says = getattr(error, "strerror", None) or printable(str(error))
-        return ["", f"cannot be read: {says}" + (" (now)" if is_passing(error) else "")]
+        return ["", f"cannot be read: {says}"]
     except Exception as error:  # noqa: BLE001 (the libraries may raise anything for such files)
         return ["", f"cannot be shown: {printable(error_line(error))}"]
 
