@@ -218,7 +218,7 @@ class Controller:
     """
 
     def __init__(self, folder: Path, media: Any, room: int) -> None:
-        self._media, self._prepared = media, PreparedRequests(media.prepare)
+        self._media, self._prepared = media, PreparedRequests(media.prepare, folder / "kept")
         self._kept, self._room = str(folder / "kept"), asyncio.Semaphore(room)
         self._engine, self._leader = Consumer(folder, ENGINE), Consumer(folder, LEADER)
         self._running: dict[str, asyncio.Future[m.Completed]] = {}

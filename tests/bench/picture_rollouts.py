@@ -121,7 +121,7 @@ def prepared_arm(folder: Path) -> Iterator[Round]:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         media = runner.run(stack.enter_async_context(media_server(folder / "run", kept)))
-        prepared = PreparedRequests(media.prepare)
+        prepared = PreparedRequests(media.prepare, kept)
 
         async def with_prepared(requests: list[m.SampleRequest]) -> list[m.SampleRequest]:
             return await asyncio.gather(*map(prepared.with_prepared, requests))

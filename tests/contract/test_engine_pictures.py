@@ -17,7 +17,7 @@ from tests.integration.trainer.pictured import processed
 from tests.packages import needs
 from tests.tiny_models import publish_tensors, write_publication
 from tests.tiny_vision import KINDS, make_vision_model, probe_of_transformers, probe_rows
-from yatt.adapters.node_local.prepared_media import media_digest
+from yatt.adapters.node_local.media_file import media_digest
 from yatt.core.samples.placeholders import with_placeholders
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions

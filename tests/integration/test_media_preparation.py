@@ -14,7 +14,8 @@ from PIL import Image
 from tests.pictures import picture, pixels
 from tests.tiny_processors import FAMILIES, MEAN, STD, write_processor
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.prepared_media import PreparedMedia, as_tiles, media_digest
+from yatt.adapters.node_local.media_file import media_digest
+from yatt.adapters.node_local.prepared_media import PreparedMedia, as_tiles
 from yatt.errors import ConfigError
 from yatt.media import prepare
 from yatt.media.prepare import PatchPreparation, load_preparation

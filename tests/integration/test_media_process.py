@@ -2,14 +2,17 @@
 
 import asyncio
 import hashlib
+import io
 import os
 import re
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.forked.lots import STARTED
 from tests.pictures import encoded, good_files, hostile_files, picture, pixels
@@ -25,7 +28,7 @@ MOST_MIB = 600
 class Scene:
     """A run with a folder of pictures and one of prepared files."""
 
-    def __init__(self, folder: Path, **media: object) -> None:
+    def __init__(self, folder: Path, genrms: list[dict[str, object]] | None = None, **media: object) -> None:
         self.pictures, self.kept, self.folder = folder / "pictures", folder / "kept", folder
         self.pictures.mkdir()
         write_processor(folder)
@@ -34,6 +37,7 @@ class Scene:
             {
                 "data": {"media_root": str(self.pictures), "media_store": str(folder / "store")},
                 "media": media,
+                **({"genrms": genrms} if genrms else {}),
             },
         )
 
@@ -147,6 +151,30 @@ def test_pictures_are_prepared_once_and_found_again_by_the_next_process(tmp_path
 
     scene.play(first)
     scene.play(second)
+
+
+def test_a_picture_is_encoded_for_a_judge_behind_a_url_beside_the_models_patches(tmp_path: Path) -> None:
+    sizes = {"most_pixels": 48 * 32, "most_bytes": 2048}
+    far = {"name": "far", "model": "m", "sees": "prompt", "api": {"url": "http://127.0.0.1:9/v1", **sizes},
+           "template": "{completion}", "verdict": {"pattern": "([0-9])"}}  # fmt: skip
+    scene = Scene(tmp_path, [far])
+    item = scene.add("one.png", encoded(picture(96, 64), "PNG"))
+    shown = msgspec.structs.replace(item, genrm="far")
+    broken = msgspec.structs.replace(scene.add("cut.png", hostile_files()["cut.png"]), genrm="far")
+
+    async def play(server: WorkerServer) -> None:
+        answer = await prepared(server, item, shown, broken, shown)
+        (fault,) = answer.faults
+        assert fault.index == 2 and "damaged or truncated" in fault.error
+        patches, file, again = answer.items
+        assert file.digest == again.digest != patches.digest
+        media = open_prepared(scene.kept, file.digest)
+        assert media.grid == file.grid == (1, 1, len(media.patches)) and len(media.patches) <= 2048
+        found = Image.open(io.BytesIO(media.patches.tobytes()))
+        assert (found.format, found.size) == ("JPEG", (48, 32))
+        assert np.abs(np.asarray(found).astype(int) - pixels(48, 32)).mean() < 4
+
+    scene.play(play)
 
 
 def test_a_file_that_the_run_has_made_is_read_from_its_folder(tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
 """Whole runs of tiny models that take pictures, with vLLM and megatron-core, on verl's files as they are."""
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import load_file
 
 from tests.packages import needs
 from tests.pictures import write_geometry
 from tests.runs import rows, yatt
 from tests.tiny_vision import KINDS, make_vision_model, transpose_experts
+from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.inputs.model_family import has_turned_experts
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
@@ -22,15 +28,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def live_through(folder: Path, config: dict[str, Any]) -> None:
-    """Checks a run file, runs it, and evaluates the result on its rows."""
+def live_through(folder: Path, config: dict[str, Any], *, n: int = 1) -> None:
+    """Checks a run file, runs it, and evaluates the result on its rows, `n` samples each."""
     file = str(folder / "run.json")
     Path(file).write_text(json.dumps(config))
-    evaluation = "eval", config["run"]["dir"], config["data"]["val_files"][0], "--n", "1", "--json"
+    evaluation = "eval", config["run"]["dir"], config["data"]["val_files"][0], "--n", str(n), "--json"
     for words in (("check", file), ("run", file), evaluation):
         done = yatt(*words)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS
+    assert json.loads(done.stdout)["overall"]["rewards"]["length"]["scored"] == NUM_ROWS * n
     metrics = rows(folder / "run" / "metrics.jsonl")
     assert [row["training/global_step"] for row in metrics][-1] == 2
     assert max(row.get("training/rollout_probs_diff_max", 0.0) for row in metrics) < 1e-5
@@ -38,6 +44,32 @@ def live_through(folder: Path, config: dict[str, Any]) -> None:
 
 TURNED = "qwen3_vl_moe turned"
 """With experts as transformers saves them, which vLLM cannot load."""
+
+
+SHOWN = "qwen3_vl"
+"""With a judge behind a URL that sees."""
+
+
+def pixels_of(part: dict[str, Any]) -> np.ndarray:
+    """The picture in a part of a message, [height, width, 3]."""
+    data = base64.b64decode(part["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def check_questions(service: Service, source: Path) -> None:
+    """A service has seen the picture of each row that it was asked about, in its place."""
+    shown = dict[str, list[np.ndarray]]()
+    for _, body, _ in service.got:
+        parts = body["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["text", "image_url", "text"], parts
+        number = parts[2]["text"].partition("Find x")[2].partition(".")[0]
+        shown.setdefault(number, []).append(pixels_of(parts[1]))
+    assert shown.keys() == {str(number) for number in range(NUM_ROWS)}
+    for row in parquet.read_table(source).to_pylist():
+        picture = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB")
+        for found in shown[row["reward_model"]["ground_truth"]]:
+            assert found.shape[:2] == picture.size[::-1]
+            assert np.abs(found.astype(int) - np.asarray(picture)).mean() < 8
 
 
 @pytest.mark.parametrize("kind", [*KINDS, TURNED])
@@ -63,7 +95,24 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
         "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
-    live_through(tmp_path, config)
+    if kind == SHOWN:
+        service = Service(lambda number: says(f"score: {number % 3}"))
+        config["genrms"] = [
+            {"name": "far", "model": "m", "api": {"url": service.url}, "sees": "prompt",
+             "template": "See {prompt} {completion}", "verdict": {"pattern": "score: ([0-9])"}}
+        ]  # fmt: skip
+        try:
+            live_through(tmp_path, config)
+        finally:
+            service.close()
+        check_questions(service, file)
+        told = [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".jsonl", ".log", ".yaml")]
+        assert len(told) > 10 and not [path for path in told if b"/9j/" in path.read_bytes()]
+        page = tmp_path / "page.html"
+        assert yatt("report", config["run"]["dir"], "--out", str(page)).returncode == 0
+        assert page.read_text().count('<img alt="') >= 4
+    else:
+        live_through(tmp_path, config)
     trained = load_file(next((tmp_path / "run" / "model").glob("*.safetensors")))
     changed = {name for name, tensor in trained.items() if not tensor.equal(source[name])}
     tower = "visual", "vision_tower", "multi_modal_projector"
@@ -86,6 +135,18 @@ def step(text, episode):
     view.save(file, "BMP")
     return {"text": "Then <image> and <image>.", "images": [file.getvalue(), view.resize((64, 64))]}
 """
+
+
+def check_views(parts: list[dict[str, Any]]) -> None:
+    """Each of two completions has the three pictures of its answers, between what was said about them."""
+    pictures = [pixels_of(part) for part in parts if part["type"] == "image_url"]
+    assert [each.shape[:2] for each in pictures] == 2 * [(48, 56), (48, 88), (64, 64)]
+    for each, red in zip(pictures, 2 * [40, 120, 120], strict=True):
+        assert np.abs(each[..., (0, 2)].astype(int) - (red, 90)).max() < 6
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    assert len(texts) == 7 and texts[3].count("\n\n[2]\n") == 1 and texts[6][:1] == "."
+    assert [text[:5] for text in texts[1:3]] == [". And", " and "], texts
+    assert texts[0].endswith("You see ") and texts[1].endswith("Then "), texts
 
 
 def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Path) -> None:
@@ -114,7 +175,18 @@ def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Pat
         "validation": {"reward": "length", "every": 2, "n": 1},
         "optimizer": {"lr": 1e-3}, "launch": {"nodes": 1, "gpus_per_node": 1, "device": "cpu"},
     }  # fmt: skip
-    live_through(tmp_path, config)
+    service = Service(lambda number: says(f"score: {number % 3}"))
+    config["genrms"] = [
+        {"name": "far", "model": "m", "api": {"url": service.url}, "sees": "all", "judging": "listwise",
+         "template": "{prompt}: {completions}", "verdict": {"pattern": "score: ([0-9])"},
+         "on_unparsable": "score"}
+    ]  # fmt: skip
+    try:
+        live_through(tmp_path, config, n=2)
+    finally:
+        service.close()
+    for _, body, _ in service.got:
+        check_views(body["messages"][0]["content"])
     samples = [row for row in rows(tmp_path / "run" / "samples.jsonl") if row["kind"] == "sample"]
     assert {len(row["media"]) for row in samples} == {1 + 2} and not any(row["failed"] for row in samples)
     kept = {path.name for path in (tmp_path / "run.data" / "media").rglob("*") if path.is_file()}

@@ -120,6 +120,10 @@ def test_a_samples_pictures_are_named(paths, capsys) -> None:
     write(paths, 0, sample(4, media=["a/b.png", "c\x1b[2J.png", 7]))
     text = shown(capsys, paths, 3, 4)
     assert "a/b.png, c\\x1b[2J.png" in text
+    for number, sizes in enumerate(([[640, 480], [8, 8]], [[1]], [["x", 1], 2], "big"), 5):
+        write(paths, 0, sample(number, media=["a/b.png", "c.png"], media_sizes=sizes))
+        says = "a/b.png (640 x 480), c.png (8 x 8)" if number == 5 else "a/b.png, c.png"
+        assert says in shown(capsys, paths, 3, number)
 
 
 def test_json_has_the_exact_text(paths, capsys) -> None:

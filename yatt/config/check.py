@@ -236,6 +236,11 @@ def _judging(config: RunConfig) -> Iterator[Fault]:
             )
         if genrm.judging == "pairwise" and genrm.pairs == "ground_truth" and not config.data.ground_truth_key:
             yield f"genrms[{index}].pairs", "ground_truth needs data.ground_truth_key; name the column."
+        if genrm.sees == "all" and not config.environment.images:
+            yield (
+                f"genrms[{index}].sees",
+                "all is for pictures of an environment; write environment.images: true, or sees: prompt.",
+            )
         if genrm.api.url and config.run.deterministic:
             yield (
                 f"genrms[{index}].api",

@@ -42,6 +42,7 @@ class Components:
     uploads: Uploads
     rewards: RewardPool
     media: MediaHost
+    prepared: PreparedRequests
     pictures: SeenPictures | None
     router: Router
     rooms: RoomAnnouncer
@@ -77,9 +78,9 @@ def build_components(
     uploads = Uploads(node, supervisor, channel, events)
     rewards = RewardPool(node.config, supervisor, channel, events, reports.failed, progress.done)
     media = MediaHost(node, supervisor, channel, events, reports.failed)
-    pictures = None
+    prepared, pictures = PreparedRequests(media.prepare_media, node.media_folder), None
     if node.config.data.media_store:
-        engines.prepare_with(PreparedRequests(media.prepare_media))
+        engines.prepare_with(prepared)
         cache_bytes = node.config.media.cache_bytes
         pictures = SeenPictures(media.prepare_media, workers.order, str(node.media_folder), cache_bytes)
     router = Router(node, engines, peers, progress)
@@ -93,7 +94,7 @@ def build_components(
     return Components(
         peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
         publications=publications, given_weights=GivenWeights(node, publications.fetched),
-        workers=workers, uploads=uploads, rewards=rewards, media=media, pictures=pictures,
+        workers=workers, uploads=uploads, rewards=rewards, media=media, prepared=prepared, pictures=pictures,
         router=router, rooms=rooms,
         meter=meter, unfit=unfit,
         arbiter=arbiter,

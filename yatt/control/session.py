@@ -255,6 +255,7 @@ def _trainer_node(
         config, parts.router.complete, parts.router.abort, parts.rewards.call, num_nodes,
         lambda genrm, error: events.emit("judge.wait", genrm=genrm, error=error),
     )  # fmt: skip
+    judge.show_with(parts.prepared.opened_files)
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)

@@ -282,6 +282,7 @@ class Host:
         judge = await call_in_thread(
             partial(Judge, config, parts.router.complete, parts.router.abort, call, 1, self._judge_waits)
         )
+        judge.show_with(parts.prepared.opened_files)
         served = Served(
             config=config, rows=rows, scorer=Scorer(config, judge, call), use=self._use,
             episodes=Episodes(

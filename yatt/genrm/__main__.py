@@ -3,7 +3,7 @@
 import sys
 
 from yatt.adapters.processes.worker_arguments import parse_arguments
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RunConfig
 from yatt.engine.build import build_engine
 from yatt.engine.environment import choose_device, choose_engine
 from yatt.engine.process import main
@@ -22,10 +22,9 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
     if genrm is None:
         known = ", ".join(each.name for each in config.genrms) or "none"
         raise ConfigError(f"genrms: no GenRM is named {name!r} (known: {known}).")
-    is_shown = genrm.sees != "none" and bool(config.data.media_store)
     options = genrm_options(
         genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic,
-        most_pictures=config.media.most_per_prompt if is_shown else 0,
+        most_pictures=_most_pictures(config, genrm),
     )  # fmt: skip
     return EnginePlan(
         kind=choose_engine(genrm.engine, f"genrms[{name}].engine"),
@@ -33,6 +32,16 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
         build=build_engine,
         start_limit_s=config.launch.start_timeout_s,
     )
+
+
+def _most_pictures(config: RunConfig, genrm: GenRMSection) -> int:
+    """Most pictures in a question: with `sees: all` each completion may have as many as a prompt."""
+    if genrm.sees == "none" or not config.data.media_store:
+        return 0
+    if genrm.sees == "prompt":
+        return config.media.most_per_prompt
+    group = max(config.rollout.n, config.validation.n) if genrm.judging == "listwise" else 1
+    return config.media.most_per_prompt * group * max(1, genrm.template.count("{completion"))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ from yatt.adapters.processes.worker_arguments import WorkerArguments, parse_argu
 from yatt.adapters.run_folder.staged import load_on_node
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, ConfigError
+from yatt.media.encoding import PictureEncoding
 from yatt.media.fetch import MediaSources
 from yatt.media.kept import KeptFiles
-from yatt.media.making import PictureMaker
+from yatt.media.making import PictureForm, PictureMaker
 from yatt.media.prepare import load_preparation
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -152,8 +153,14 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
     warnings.simplefilter("ignore")  # the libraries warn of metadata that nobody reads
     media, data = config.media, config.data
     limits = media.min_pixels, media.max_pixels
-    models = {"": config.model.path, **{g.name: g.model for g in config.genrms if g.sees != "none"}}
-    preparations = {name: load_preparation(Path(model), *limits) for name, model in models.items()}
+    seeing = [genrm for genrm in config.genrms if genrm.sees != "none"]
+    models = {"": config.model.path, **{genrm.name: genrm.model for genrm in seeing if genrm.has_engine}}
+    preparations: dict[str, PictureForm] = {
+        name: load_preparation(Path(model), *limits) for name, model in models.items()
+    }
+    for genrm in seeing:
+        if not genrm.has_engine:
+            preparations[genrm.name] = PictureEncoding(genrm.api.most_pixels, genrm.api.most_bytes)
     files = KeptFiles(Path(arguments.media), media.cache_bytes or default_cache_bytes())
     worker = MediaWorker(files, media.timeout_s)
     sources = MediaSources(data.media_root, data.media_store, media.storage_options, media.timeout_s)

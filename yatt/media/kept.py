@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from yatt.adapters.files.full_disk import is_full
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.prepared_media import MediaShape, media_head, shape_of_prepared
+from yatt.adapters.node_local.media_file import MediaShape, media_head, shape_of_prepared
 from yatt.core.samples.kept_media import MediaCache, NoRoom
 
 _LOG = logging.getLogger(__name__)

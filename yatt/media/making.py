@@ -8,19 +8,22 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.media import MOST_BYTES
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
-from yatt.adapters.node_local.prepared_media import media_digest
+from yatt.adapters.node_local.media_file import media_digest
 from yatt.core.samples.kept_media import NoRoom
 from yatt.errors import YattError, error_line
 from yatt.media.decode import decode_picture
 from yatt.media.fetch import MediaSource, MediaSources
 from yatt.media.kept import KeptFiles
-from yatt.media.prepare import Preparation
 from yatt.printable import printable
 from yatt.records.media import ANY_GRID, Grid, MediaFault, MediaItem, PreparedItem, media_name
 
@@ -54,6 +57,20 @@ class MemoryBudget:
                 self._changed.notify_all()
 
 
+class PictureForm(Protocol):
+    """What a picture is made into: patches for a model (`Preparation`), a file (`PictureEncoding`).
+
+    Attributes:
+        digest: of its settings, in hex.
+    """
+
+    @property
+    def digest(self) -> str: ...
+
+    def patches_of(self, picture: Image.Image) -> tuple[Grid, NDArray[np.uint8]]:
+        """Returns the grid, and [rows, columns] uint8. Raises MediaRefused for a picture's own fault."""
+
+
 class PictureMaker:
     """Makes prepared files of pictures.
 
@@ -68,7 +85,7 @@ class PictureMaker:
     """
 
     def __init__(
-        self, sources: MediaSources, preparations: Mapping[str, Preparation], files: KeptFiles,
+        self, sources: MediaSources, preparations: Mapping[str, PictureForm], files: KeptFiles,
         most_pixels: int, tick: Callable[[], None],
     ) -> None:  # fmt: skip
         self._sources, self._preparations, self._files = sources, preparations, files

@@ -28,7 +28,18 @@ def spoken_turns(record: Record) -> list[tuple[str, str]]:
     return [(str(role), text) for role, text in pairs if isinstance(text, str)]
 
 
-def picture_names(record: Record) -> str:
-    """Returns the paths of a sample's pictures, or the digests of those without one; empty: it has none."""
+def picture_list(record: Record) -> list[str]:
+    """Returns the paths of a sample's pictures, or the digests of those without one."""
     media = record.get("media")
-    return ", ".join(each for each in media if isinstance(each, str)) if isinstance(media, list) else ""
+    return [each for each in media if isinstance(each, str)] if isinstance(media, list) else []
+
+
+def pictures_in_words(record: Record) -> str:
+    """Returns a sample's pictures with their sizes; empty: it has none."""
+    names, sizes = picture_list(record), record.get("media_sizes")
+    found = sizes if isinstance(sizes, list) and len(sizes) == len(names) else [None] * len(names)
+    words = []
+    for name, size in zip(names, found, strict=True):
+        is_size = isinstance(size, list) and len(size) == 2 and all(type(side) is int for side in size)
+        words.append(f"{name} ({size[0]} x {size[1]})" if is_size else name)
+    return ", ".join(words)

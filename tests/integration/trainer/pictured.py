@@ -39,7 +39,7 @@ def picture(name: str) -> Any:
 
 def prepare_pictures(folder: Path, model: str) -> str:
     """Writes the prepared files of all pictures, as a model's media process does; returns the folder."""
-    from yatt.adapters.node_local.prepared_media import media_digest
+    from yatt.adapters.node_local.media_file import media_digest
     from yatt.media.kept import KeptFiles
     from yatt.media.prepare import load_preparation
     from yatt.models.pictures.tokens import picture_tokens

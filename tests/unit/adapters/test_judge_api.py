@@ -1,8 +1,10 @@
 """A judge behind a URL: what a slow, failing, lying or limiting service costs. The server is a real one."""
 
 import asyncio
+import base64
 import email.utils
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from tests.runs import HANG_S
 from yatt.adapters.net import judge_api
-from yatt.adapters.net.judge_api import JudgeApi, check_api, read_answer, retry_after_s
+from yatt.adapters.net.judge_api import SLICE_BYTES, JudgeApi, check_api, read_answer, retry_after_s
 from yatt.config.sections.scoring import ApiSection, GenRMSection, VerdictSection
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
@@ -53,7 +55,7 @@ class Service:
                     service._at_once += 1
                     service.most_at_once = max(service.most_at_once, service._at_once)
                 text = body["messages"][0]["content"]
-                status, headers, content = service.refuses.get(text) or answer(number)
+                status, headers, content = service.refuses.get(str(text)) or answer(number)
                 with lock:
                     service._at_once -= 1
                 if status == 0:
@@ -132,6 +134,83 @@ def test_what_is_sent_and_what_comes_back(serve, monkeypatch: pytest.MonkeyPatch
         "model": "big-model", "messages": [{"role": "user", "content": "text 0"}], "max_tokens": 64,
         "temperature": 0.5, "seed": 11, "stop": ["END"],
     }  # fmt: skip
+
+
+def ask_with(genrm: GenRMSection, files: list[bytes]) -> tuple[Said, int]:
+    """Asks a service with these pictures; returns what it says, and how often they were opened."""
+    opened = 0
+
+    async def pictures() -> list[memoryview]:
+        nonlocal opened
+        opened += 1
+        return [memoryview(file) for file in files]
+
+    async def run() -> Said:
+        question = ["\u00e9", " ", *[None for _ in files[1:]], " and", None]
+        return await JudgeApi(genrm, 1).complete(question, ASK, "", pictures)
+
+    return asyncio.run(run()), opened
+
+
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES + 5]
+)
+def test_pictures_stand_in_the_message_as_openai_has_them(serve, size: int) -> None:
+    service, files = serve(lambda _: says("score 7")), [random.Random(size).randbytes(size), b"", b"2"]
+    said, _ = ask_with(judge(service.url), files)
+    assert said.text == "score 7"
+    _, body, headers = service.got[0]
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(file).decode()}" for file in files]
+    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    words = {"type": "text", "text": " and"}
+    content = [{"type": "text", "text": "\u00e9 "}, *pictures[:2], words, pictures[2]]
+    assert body["messages"] == [{"role": "user", "content": content}]
+    assert (
+        body["seed"] == 11 and body["model"] == "big-model" and headers["Content-Type"] == "application/json"
+    )
+    assert "Transfer-Encoding" not in headers, "its length is known"
+
+
+def test_each_try_opens_the_pictures_anew_so_that_none_is_held_during_an_outage(serve) -> None:
+    service = serve(lambda number: (503, {}, b"") if number < 2 else says("8"))
+    said, opened = ask_with(judge(service.url), [b"one"])
+    assert (said.text, opened) == ("8", 3)
+    assert len({json.dumps(body["messages"]) for _, body, _ in service.got}) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "cure"),
+    [
+        (400, "if it takes no pictures, write sees: none"),
+        (413, "lower api.most_bytes or media.most_per_prompt"),
+        (404, "check api.url and model"),
+    ],
+)
+def test_a_service_that_takes_no_pictures_is_told_with_the_key(serve, status: int, cure: str) -> None:
+    service = serve(lambda _: (status, {}, b"image_url is not supported"))
+    said, _ = ask_with(judge(service.url), [b"one"])
+    assert said.finish_reason == REFUSED
+    assert said.error == f"HTTP {status}: image_url is not supported; {cure}"
+    (text_only,) = complete(judge(service.url))
+    assert "pictures" not in text_only.error and "most_bytes" not in text_only.error
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_what_a_service_quotes_of_a_picture_is_in_no_message(serve, status: int) -> None:
+    file = random.Random(0).randbytes(3000)
+    data = base64.b64encode(file).decode()
+    escaped = data.replace("/", "\\/")
+    quoted = f"got data:image/jpeg;base64,{data[:40]}\u2026 or {data[100:900]} ({escaped})"
+    whole = f"I see data:image/jpeg;base64,{data}. 8"
+    content = says(whole)[2] if status == 200 else quoted.encode()
+    service = serve(lambda _: (status, {}, content))
+    try:
+        said, _ = ask_with(judge(service.url), [file])
+        told = said.text + said.error
+    except WorkerFailed as error:
+        told = str(error)
+    assert all(data[at : at + 12] not in told for at in range(0, 900, 4)), told
+    assert told == "I see data:image/jpeg;base64,.... 8" if status == 200 else "or ..." in told
 
 
 def test_fields_of_the_body_are_added_replaced_and_taken_out(serve) -> None:

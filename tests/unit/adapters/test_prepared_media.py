@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from yatt.adapters.node_local.prepared_media import (
+from yatt.adapters.node_local.media_file import (
     HEAD_BYTES,
     MediaShape,
     media_digest,
     media_head,
-    open_prepared,
     shape_of_prepared,
 )
+from yatt.adapters.node_local.prepared_media import open_prepared
 
 GRID, COLUMNS = (1, 4, 6), 12
 DIGEST = media_digest("a" * 64, "b" * 64)
@@ -87,8 +87,9 @@ def test_links_folders_and_pipes_are_not_opened(tmp_path: Path) -> None:
             open_prepared(folder, digit * 64)
 
 
-def test_the_reader_needs_neither_torch_nor_an_image_library() -> None:
-    code = (
-        "import sys, yatt.adapters.node_local.prepared_media; assert not {'PIL', 'torch'} & set(sys.modules)"
-    )
+@pytest.mark.parametrize(
+    ("module", "without"), [("prepared_media", {"PIL", "torch"}), ("media_file", {"PIL", "torch", "numpy"})]
+)
+def test_a_reader_needs_neither_torch_nor_an_image_library(module: str, without: set[str]) -> None:
+    code = f"import sys, yatt.adapters.node_local.{module}; assert not {without} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

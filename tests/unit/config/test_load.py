@@ -297,6 +297,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "algorithm: {kl_in: loss, kl_type: k1}\ntrainer:\n",
             "run.yaml:5: algorithm.kl_type: the expected gradient of k1 in the loss is 0",
         ),
+        (
+            "trainer:\n",
+            "genrms: [{name: j, model: m, template: '{completion}', sees: all}]\ntrainer:\n",
+            "run.yaml:5: genrms[0].sees: all is for pictures of an environment; write environment.images",
+        ),
         ("trainer:\n", "rollout: {n: 1}\ntrainer:\n", "rollout.n: grpo compares completions of one prompt"),
         (
             "trainer:\n",

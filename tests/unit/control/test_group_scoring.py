@@ -1,8 +1,10 @@
 """Scores that need a whole group: functions of groups and batches, GenRMs that compare."""
 
 import asyncio
+import base64
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
+from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.inputs.dataset import Row
 from yatt.adapters.inputs.text_parts import TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_run_config
 from yatt.config.sections.scoring import RewardSection
+from yatt.control.gpus.prepared_requests import MediaUnusable
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import Batches, Scorer
@@ -62,8 +66,8 @@ class GroupBench:
         self.prompts: list[str] = []
         self.seeds: list[int] = []
         self.orders: list[m.Message] = []
-        judge_ = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
-        self.scorer = Scorer(self.config, judge_, self._call)
+        self.judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
+        self.scorer = Scorer(self.config, self.judge, self._call)
         self.group: PromptGroup = new_group(4, 0, "say much", [1, 2], len(TEXTS))
         self.counters: Counter[str] = Counter()
         self.subjects = []
@@ -293,3 +297,83 @@ def test_a_lost_process_is_not_asked_again_one_by_one() -> None:
 
     answers = batch_of(call, 3, batch_size=8, batch_wait_s=0.01)
     assert calls == [3] and all(isinstance(answer, m.Failed) for answer in answers)
+
+
+SERVICE: dict[str, Any] = {"run": {"deterministic": False}, "rewards": []}
+REFS = (m.MediaRef("a.png", "aa" * 32, 64, 96), m.MediaRef("", "bb" * 32, 32, 32))
+
+
+async def encoded_refs(refs: Sequence[m.MediaRef], genrm: str) -> list[memoryview]:
+    """In place of the media process: a file that names its picture."""
+    assert genrm == "judge"
+    return [memoryview(f"JPEG of {ref.sha256[:2]}".encode()) for ref in refs]
+
+
+@pytest.mark.parametrize(
+    "genrm",
+    [
+        {"template": "{prompt}: {completion}?", "verdict": {"pattern": "([0-9])"}},
+        {**PAIR, "template": "{prompt}: {completion_a} {completion_b}?"},
+        {**LIST, "template": "{prompt}: {completions}?", "verdict": {"pattern": "([0-9 ]+)"}},
+    ],
+    ids=["pointwise", "pairwise", "listwise"],
+)
+def test_a_judge_behind_a_url_is_shown_the_prompts_pictures(tmp_path: Path, genrm: dict[str, Any]) -> None:
+    service = Service(lambda _: says("1 2 3 4" if genrm.get("judging") == "listwise" else "1"))
+    try:
+        bench = GroupBench(
+            tmp_path,
+            better,
+            settings=SERVICE,
+            engine="auto",
+            sees="prompt",
+            api={"url": service.url},
+            **genrm,
+        )
+        bench.judge.show_with(encoded_refs)
+        row = Row(prompt="<image>or<image>", data_source="", ground_truth="", raw={}, media=REFS)
+        bench.subjects = [replace(subject, row=row) for subject in bench.subjects]
+        bench.group.media = tuple(m.PlacedMedia(ref, 0, 1, (1, 2, 2)) for ref in REFS)
+        bench.group.samples[0].text = "a forged <image>"
+        if "judging" in genrm:
+            bench.judged()
+        else:
+            asyncio.run(bench.scorer.score(bench.subjects[0], ROLES))
+    finally:
+        service.close()
+    assert bench.group.samples[0].scores.keys() >= {"judge"}, bench.group.samples[0].failed
+    assert service.got and not bench.prompts
+    for _, body, _ in service.got:
+        content = body["messages"][0]["content"]
+        assert [part["type"] for part in content] == ["image_url", "text", "image_url", "text"]
+        urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+        files = [base64.b64decode(url.removeprefix("data:image/jpeg;base64,")) for url in urls]
+        assert files == [b"JPEG of aa", b"JPEG of bb"]
+        assert content[1]["text"] == "or" and content[3]["text"].startswith(": ")
+
+
+def test_a_picture_that_cannot_be_encoded_is_the_groups_loss_and_none_is_text(tmp_path: Path) -> None:
+    async def refused(*_: object) -> list[memoryview]:
+        raise MediaUnusable("a.png does not fit into 1024 bytes as a JPEG file.")
+
+    async def broken(*_: object) -> list[memoryview]:
+        raise WorkerFailed("media-n0 cannot start")
+
+    service = Service(lambda _: says("1"))
+    try:
+        bench = GroupBench(
+            tmp_path, better, settings=SERVICE, engine="auto", sees="prompt", api={"url": service.url},
+            template="{completion}", verdict={"pattern": "([0-9])"},
+        )  # fmt: skip
+        for files_of, says_ in ((refused, "a.png does not fit into 1024"), (broken, "media-n0 cannot start")):
+            bench.judge.show_with(files_of)
+            bench.group.media = (m.PlacedMedia(REFS[0], 0, 1, (1, 2, 2)),)
+            asyncio.run(bench.scorer.score(bench.subjects[0], ROLES))
+            sample = bench.group.samples[0]
+            assert says_ in sample.failed and not service.got
+            sample.failed = ""
+        bench.group.media = ()
+        asyncio.run(bench.scorer.score(bench.subjects[0], ROLES))
+    finally:
+        service.close()
+    assert service.got[0][1]["messages"][0]["content"] == "bb"

@@ -1,12 +1,14 @@
 """Pictures of requests: prepared before an engine gets them, once for those that ask at the same time."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tests.runs import turns
 from tests.unit.control.engine_stand_in import Engines, completion
 from tests.unit.core.test_placement import config
+from yatt.adapters.node_local.media_file import MediaShape, media_head
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.prepared_requests import MediaUnusable, PreparedRequests
 from yatt.control.rollouts.groups.drops import Drops
@@ -50,7 +52,7 @@ class Media:
 def test_requests_that_ask_at_the_same_time_share_a_preparation() -> None:
     async def scene() -> None:
         media = Media()
-        prepared = PreparedRequests(media.prepare)
+        prepared = PreparedRequests(media.prepare, Path())
         asked = [request(0, "a.png"), request(1, "a.png"), request(2, "b.png", "a.png")]
         tasks = [asyncio.ensure_future(prepared.with_prepared(each)) for each in asked]
         await turns()
@@ -71,7 +73,7 @@ def test_a_fault_is_every_waiting_requests_own(path: str, kind: type[Exception])
     async def scene() -> None:
         media = Media()
         media.may_answer.set()
-        prepared = PreparedRequests(media.prepare)
+        prepared = PreparedRequests(media.prepare, Path())
         tasks = [prepared.with_prepared(request(number, "a.png", path)) for number in range(3)]
         assert {type(error) for error in await asyncio.gather(*tasks, return_exceptions=True)} == {kind}
         assert (await prepared.with_prepared(request(5, "a.png"))).media[0].prepared == DIGESTS["a.png"]
@@ -86,7 +88,7 @@ def test_an_engine_gets_prepared_pictures_and_never_a_faulty_one() -> None:
         engines = Engines(lambda _, sample: completion(sample, [3]))
         local = LocalEngines(engines, config(1, 1, 0, 0))  # type: ignore[arg-type]
         engines.completed = local.completed
-        local.prepare_with(PreparedRequests(media.prepare))
+        local.prepare_with(PreparedRequests(media.prepare, Path()))
         await local.add("engine", ROLLOUT, Slab(0, 0, (0,)), 1)
         assert (await local.complete(ROLLOUT, request(0, "a.png"))).finish_reason == "stop"
         refused = await local.complete(ROLLOUT, request(1, "c.png"))
@@ -120,7 +122,7 @@ def test_a_request_that_is_aborted_while_its_pictures_are_prepared_ends_at_once(
         engines = Engines(lambda _, sample: completion(sample, [3]))
         local = LocalEngines(engines, config(1, 1, 0, 0))  # type: ignore[arg-type]
         engines.completed = local.completed
-        local.prepare_with(PreparedRequests(media.prepare))
+        local.prepare_with(PreparedRequests(media.prepare, Path()))
         await local.add("engine", ROLLOUT, Slab(0, 0, (0,)), 1)
         waiting = asyncio.ensure_future(local.complete(ROLLOUT, request(0, "broken")))
         await turns()
@@ -130,5 +132,39 @@ def test_a_request_that_is_aborted_while_its_pictures_are_prepared_ends_at_once(
         await turns()
         assert not [body for _, body, _ in engines.sent if isinstance(body, m.SampleRequest)]
         assert (await local.complete(ROLLOUT, request(1, "a.png"))).finish_reason == "stop"
+
+    asyncio.run(scene())
+
+
+def write_prepared(folder: Path, digest: str, data: bytes) -> None:
+    head = media_head(digest, MediaShape((1, 1, len(data)), 1))
+    (folder / digest).write_bytes(head + data)
+
+
+def test_a_file_that_is_evicted_before_it_is_opened_is_made_again(tmp_path: Path) -> None:
+    refs = [m.MediaRef(path, "ff" * 32, 64, 64) for path in ("a.png", "b.png")]
+
+    async def scene() -> None:
+        media = Media()
+        media.may_answer.set()
+        prepared = PreparedRequests(media.prepare, tmp_path)
+        write_prepared(tmp_path, DIGESTS["b.png"], b"second")
+        (tmp_path / DIGESTS["a.png"]).write_bytes(b"torn")
+
+        async def prepare(items: tuple[m.MediaItem, ...]) -> m.MediaPrepared:
+            if len(media.asked) > 3:
+                write_prepared(tmp_path, DIGESTS["a.png"], b"first one")
+            return await media.prepare(items)
+
+        prepared._prepare = prepare
+        files = await prepared.opened_files(refs, "judge")
+        for digest in DIGESTS.values():
+            (tmp_path / digest).unlink()
+        assert [bytes(file) for file in files] == [b"first one", b"second"], "mapped, so they can be read"
+        assert set(media.asked) == {m.MediaItem(ref.path, ref.sha256, (0, 0, 0), "judge") for ref in refs}
+        with pytest.raises(WorkerFailed, match=r"pictures for GenRM 'judge' cannot be read \(10 tries\)"):
+            await PreparedRequests(media.prepare, tmp_path).opened_files(refs, "judge")
+        with pytest.raises(MediaUnusable, match=r"c\.png is truncated"):
+            await prepared.opened_files([m.MediaRef("c.png", "ff" * 32, 8, 8)], "judge")
 
     asyncio.run(scene())

@@ -30,6 +30,9 @@ from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 
 ROLES = ("rollout", "genrm:judge")
+SEEN = {"path": "maze.py", "images": True}
+"""An environment with pictures, which nobody calls here."""
+
 HANGS: list[int] = [-1]
 """A verdict that does not come until it is aborted."""
 
@@ -50,7 +53,12 @@ class Bench:
         }  # fmt: skip
         run = RunFile(
             folder,
-            {"genrms": [section], "launch": {"nodes": 1}, "run": {"deterministic": "api" not in section}},
+            {
+                "genrms": [section],
+                "launch": {"nodes": 1},
+                "run": {"deterministic": "api" not in section},
+                **({"environment": SEEN} if section.get("sees") == "all" else {}),
+            },
         )
         self.config = load_run_config([run.write()], [])
         self.open: dict[str, asyncio.Future[m.Completed]] = {}
@@ -279,6 +287,38 @@ def test_a_genrm_that_sees_gets_the_prompts_pictures_by_its_own_tokens(tmp_path:
     bench.sample.scores = {}
     asyncio.run(bench.scorer.score(bench.subject, ROLES))
     assert bench.asked[1].media == ()
+
+
+@pytest.mark.parametrize("sees", ["prompt", "all"])
+def test_a_genrm_that_sees_all_is_shown_the_environments_answers_and_a_policy_forges_none(
+    tmp_path: Path, sees: str
+) -> None:
+    view, plan = m.MediaRef("", "bb" * 32, 32, 32), m.MediaRef("a.png", "aa" * 32, 64, 96)
+    bench = Bench(tmp_path, [], good, sees=sees, template="{completion} of {prompt}", max_model_tokens=300)
+    bench.verdicts = [judge_says(tmp_path, "Y", make_seeing_scripted_model)]
+    bench.sample.turns = [
+        m.Turn(m.pack_ids([9]), is_sampled=True),
+        m.Turn(m.pack_ids([5, 8]), media=(m.PlacedMedia(view, 0, 1, (1, 2, 2)),)),
+        m.Turn(m.pack_ids([9]), is_sampled=True),
+    ]
+    turns = (("assistant", "an <image> go"), ("user", "see <image>."), ("assistant", "done"))
+    bench.sample.text = "an <image> go\n\ndone"
+    bench.subject.group.media = (m.PlacedMedia(plan, 0, 6, (1, 6, 4)),)
+    row = Row(prompt="<image>?", data_source="", ground_truth="", raw={}, media=(plan,))
+    bench.subject = replace(bench.subject, turns=turns, row=row)
+    scored = bench.score()
+    assert scored.scores.get("judge") == 1.0, scored.failed
+    (asked,) = bench.asked
+    assert [each.ref for each in asked.media] == ([view, plan] if sees == "all" else [plan])
+    text = judge_text(tmp_path, m.unpack_ids(asked.prompt_ids))
+    said = "an <image> go\n\nsee .\n\ndone" if sees == "all" else bench.sample.text
+    assert text == f"{said} of ?", "what a judge of all sees between the pictures"
+
+
+def judge_text(folder: Path, ids: list[int]) -> str:
+    from yatt.adapters.inputs.tokenizer import Tokenizer
+
+    return Tokenizer(make_seeing_scripted_model(folder / "tokenizer")).decode(ids)
 
 
 def test_a_picture_that_a_genrm_does_not_take_is_the_groups_loss(tmp_path: Path) -> None:

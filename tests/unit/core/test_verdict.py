@@ -7,12 +7,16 @@ from yatt.core.samples.verdict import (
     Shown,
     check_template,
     check_verdict,
+    conversation_text,
+    numbered_completions,
     parse_verdict,
     render_template,
     render_with_pictures,
 )
 from yatt.errors import ConfigError
+from yatt.records.episode import MediaRef
 
+FIRST, SECOND, THIRD = (MediaRef(f"{name}.png", "", 8, 8) for name in "abc")
 SAMPLE = Shown(prompt="p{x}", completion="{completion} }", ground_truth="g", data_source="d")
 
 
@@ -179,18 +183,39 @@ def test_pictures_stand_where_the_template_or_the_prompt_has_them(template, says
     shown = Shown(
         prompt="which, <image>this or <image>?", completion="a <image>", ground_truth="", data_source=""
     )
-    parts = render_with_pictures(template, shown, 2)
-    assert [part and part[0] for part in parts] == says
-    own = {text for text, is_own in filter(None, parts) if is_own}
+    parts = render_with_pictures(template, shown, [FIRST, SECOND])
+    assert [None if isinstance(part, MediaRef) else part[0] for part in parts] == says
+    assert [part for part in parts if isinstance(part, MediaRef)] == [FIRST, SECOND]
+    own = {part[0] for part in parts if not isinstance(part, MediaRef) and part[1]}
     assert own == {each for each in says if each in ("Q ", " ", " A ", "A ")}
 
 
 def test_marks_of_another_number_are_text():
     """A prompt in which the policy was shown other pictures than the marks say has none of them there."""
     shown = Shown(prompt="<image>?", completion="c", ground_truth="", data_source="")
-    assert render_with_pictures("{prompt}", shown, 2) == [None, None, ("?", False)]
-    assert render_with_pictures("{prompt}", shown, 0) == [("?", False)]
+    assert render_with_pictures("{prompt}", shown, [FIRST, SECOND]) == [FIRST, SECOND, ("?", False)]
+    assert render_with_pictures("{prompt}", shown, []) == [("?", False)]
     assert render_template("{media}{completion}", shown) == [("c", False)]
+
+
+def test_pictures_of_a_conversation_stand_in_the_environments_turns_alone():
+    said = conversation_text([
+        ("I say <image>", []), ("see <image>and <image>", [FIRST, SECOND]), ("<image>!", []),
+        ("a <image>", []),
+    ])  # fmt: skip
+    assert said == (
+        "I say <image>", "\n\n", "see ", FIRST, "and ", SECOND, "", "\n\n", "<image>!", "\n\n", "a <image>"
+    )  # fmt: skip
+    assert conversation_text([("a", []), ("b", [])]) == "a\n\nb" and conversation_text([]) == ""
+    both = numbered_completions(["x <image>", said])
+    shown = Shown(prompt="<image>", ground_truth="<image>", data_source="", completion=said, completions=both)
+    asked = render_with_pictures("{completions}|{prompt}{ground_truth}", shown, [THIRD])
+    assert [part for part in asked if isinstance(part, MediaRef)] == [FIRST, SECOND, THIRD]
+    text = "".join("@" if isinstance(part, MediaRef) else part[0] for part in asked)
+    one = "I say <image>\n\nsee @and @\n\n<image>!\n\na <image>"
+    assert text == f"[1]\nx <image>\n\n[2]\n{one}|@<image>"
+    recorded = "".join(text for text, _ in render_template("{completion}", shown))
+    assert recorded == one.replace("@", "<image>"), "for people, pictures are marks"
 
 
 def test_the_place_of_pictures_is_a_field_of_those_who_see():

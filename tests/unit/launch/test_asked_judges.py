@@ -1,13 +1,18 @@
 """`yatt check --ask` puts one question to a judge behind a URL. The service is a real HTTP server."""
 
+import base64
+import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.runs import RunFile
+from tests.tiny_vision import make_vision_model
 from tests.unit.adapters.test_judge_api import KEY, Answer, Service, says
 from yatt.adapters.inputs.data_rows import prompt_text
 from yatt.config.load import load_run_config
@@ -31,7 +36,12 @@ def make() -> Iterator[Make]:
 
 
 def found(
-    tmp_path: Path, *urls: str, row: str = ROW, data: dict[str, Any] | None = None, **judge: Any
+    tmp_path: Path,
+    *urls: str,
+    row: str = ROW,
+    data: dict[str, Any] | None = None,
+    make_policy: Callable[[Path], str] | None = None,
+    **judge: Any,
 ) -> list[tuple[str, str]]:
     """What a check of a run with judges at these URLs says of them."""
     (tmp_path / "train.jsonl").write_text(row + "\n")
@@ -45,6 +55,8 @@ def found(
         for number, url in enumerate(urls)
     ]  # fmt: skip
     settings = {"run": {"deterministic": False}, "data": {"ground_truth_key": "answer", **(data or {})}}
+    if make_policy is not None:
+        settings["model"] = {"path": make_policy(tmp_path / "policy")}
     run = RunFile(tmp_path, {"genrms": genrms, **settings})
     results = check_run(load_run_config([run.write()], []), asks=True)
     told = [(each.level, each.says) for each in results if each.says.startswith("genrms[")]
@@ -117,6 +129,20 @@ def test_a_ranking_is_read_and_a_judge_of_functions_is_greeted(tmp_path: Path, m
     ((level, told),) = found(tmp_path, service.url, **own)
     assert (level, told.partition(" s: ")[2]) == ("call", "'yes'")
     assert service.got[0][1]["messages"][0]["content"] == "Are you there? Answer yes or no."
+
+
+def test_a_judge_that_sees_is_asked_with_a_small_picture(tmp_path: Path, make: Make) -> None:
+    service = make(says("Score: 7"))
+    ((level, told),) = found(
+        tmp_path, service.url, make_policy=partial(make_vision_model, kind="qwen3_vl"), sees="prompt",
+        template="{media}Q: {prompt} A: {completion}.",
+    )  # fmt: skip
+    assert level == "call" and "score 7" in told
+    picture, text = service.got[0][1]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Q: 0 plus 3 is A: 3."}
+    data = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+    shown = Image.open(io.BytesIO(data))
+    assert (shown.format, shown.size, shown.convert("L").getextrema()) == ("JPEG", (64, 64), (160, 160))
 
 
 def test_each_judge_is_asked_whatever_becomes_of_another(tmp_path: Path, make: Make) -> None:

@@ -10,9 +10,11 @@ from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from tests.unit.launch.test_made_pictures import config_of
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.config.sections.scoring import ApiSection
+from yatt.config.sections.scoring import ApiSection, VerdictSection
 from yatt.errors import ConfigError
+from yatt.genrm.__main__ import genrm_plan
 from yatt.launch.checks.input_trial import ONE_LETTER
+from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
 
 
@@ -54,7 +56,50 @@ def test_a_chat_template_without_pictures_and_a_context_that_is_too_small_are_to
         seeing_notes(config, judge(folder, chat=True), "genrms[0]", Tokenizer(folder), ONE_LETTER)
 
 
-def test_services_and_functions_are_refused_by_the_file() -> None:
-    for more in ({"api": ApiSection(url="http://x")}, {"path": "judge.py", "template": ""}):
-        with pytest.raises(ValueError, match="sees: needs a template and an engine"):
-            GenRMSection(**({"name": "j", "model": "m", "template": "{completion}", "sees": "prompt"} | more))
+def test_a_service_sees_if_there_are_pictures_whatever_its_model_is_called(
+    tmp_path: Path, config: RunConfig
+) -> None:
+    far = judge("a-name", api=ApiSection(url="http://x"), engine="transformers")
+    refuse_blind(config, far, "genrms[0]")
+    blind = replace(config, model=replace(config.model, path=make_scripted_model(tmp_path / "text")))
+    with pytest.raises(ConfigError, match=r"genrms\[0\]\.sees: the policy .*/text takes text only"):
+        refuse_blind(blind, far, "genrms[0]")
+    with pytest.raises(ConfigError, match=r"genrms\[0\]\.sees: the policy .*/text takes text only"):
+        check_preflight(replace(blind, genrms=(far,)), runs_here=False, engines_are_here=False)
+
+
+def test_functions_and_services_without_chat_are_refused_by_the_file() -> None:
+    with pytest.raises(ValueError, match="sees: needs a template; functions get text only"):
+        GenRMSection(name="j", model="m", path="judge.py", sees="prompt")
+    for url in ("https://a.example/v1/completions", "https://a.example/v1/chat/completions/"):
+        with pytest.raises(ValueError, match="A service that has only /completions is no judge"):
+            ApiSection(url=url)
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ({"sees": "prompt"}, 16),
+        ({"sees": "all"}, 16),
+        ({"sees": "all", "judging": "pairwise", "template": "{completion_a}{completion_b}"}, 32),
+        ({"sees": "all", "judging": "listwise", "template": "{completions}"}, 16 * 6),
+        ({"sees": "none"}, 0),
+    ],
+)
+def test_an_engine_takes_as_many_pictures_as_a_question_may_have(
+    tmp_path: Path, config: RunConfig, values: dict[str, object], most: int
+) -> None:
+    given = {
+        "name": "j",
+        "model": config.model.path,
+        "template": "{completion}",
+        "engine": "scripted",
+        **values,
+    }
+    scores = VerdictSection(pattern="(a)", scores={"a": 1.0})
+    config = replace(
+        config, genrms=(GenRMSection(**given, verdict=scores),),
+        rollout=replace(config.rollout, n=2),
+        validation=replace(config.validation, n=6), data=replace(config.data, media_store=str(tmp_path)),
+    )  # fmt: skip
+    assert genrm_plan(config, "j").options.most_pictures == most

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.prepared_media import HEAD_BYTES, open_prepared
+from yatt.adapters.node_local.media_file import HEAD_BYTES
+from yatt.adapters.node_local.prepared_media import open_prepared
 from yatt.core.samples.kept_media import NoRoom
 from yatt.media.kept import KeptFiles
 

@@ -4,17 +4,24 @@ A request that fails for a passing reason (network, 429, 5xx) is repeated; while
 `api.outage_s` (`yatt.core.requests.outage`). One that the service refuses (400, 413, 422) concerns only its
 text. 401, 403 and 404 are mistakes in the run file, and are told as such. The key is read from the
 environment and is in no message. Answers are data: only the text of the first choice counts.
+
+Pictures go into the body while it is sent, from the files of the node's media process, so that a controller
+never holds a body with its pictures. They are in no message either, though a service may quote them.
 """
 
 import asyncio
+import base64
 import email.utils
 import itertools
 import json
 import os
 import random
+import re
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from yatt import clock
@@ -42,6 +49,25 @@ PASSING = frozenset({408, 409, 425, 429})
 BUSY = frozenset({408, 429, 502, 503, 504, *range(520, 528), 529, 530})
 """Status codes of a service that is down or takes no more requests, or of a proxy before it. Another 5xx may
 concern only its text."""
+
+NOT_TAKEN = {
+    400: "if it takes no pictures, write sees: none", 413: "lower api.most_bytes or media.most_per_prompt",
+    415: "if it takes no pictures, write sees: none", 422: "if it takes no pictures, write sees: none",
+}  # fmt: skip
+"""Status codes that a question may have because of its pictures."""
+
+Content = str | Sequence[str | None]
+"""A question: text, or pieces of text with None in place of each picture."""
+
+OpenPictures = Callable[[], Awaitable[Sequence[memoryview]]]
+"""Gives the JPEG files of a question's pictures; called for each try, so that none is held between them."""
+
+SLICE_BYTES = 3 << 16
+"""Bytes of a picture that are encoded at once: a multiple of three."""
+
+_QUOTED = re.compile(r"base64,[A-Za-z0-9+/=\\]*")
+_QUOTED_PART = re.compile(r"[A-Za-z0-9+/\\]{64,}=*")
+"""What a service may quote of a picture; the second one only in errors, since words may be as long."""
 
 MOST_DOUBLINGS = 6
 
@@ -131,22 +157,28 @@ class JudgeApi:
         is_private = self._url.startswith("https://")
         return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=is_private)
 
-    async def complete(self, text: str, ask: m.Ask, structure: str) -> Said:
+    async def complete(
+        self, content: Content, ask: m.Ask, structure: str, pictures: OpenPictures | None = None
+    ) -> Said:
         """Returns the service's answer to one user message.
 
         Args:
             structure: as in `m.SampleRequest.structure`.
+            pictures: those that stand in the content.
 
         Raises:
             WorkerFailed: there was none, after the retries.
         """
-        body, tries, begun_s = self._body(text, ask, structure), 0, list[float]()
+        mark = secrets.token_hex(16)
+        body, tries, begun_s = self._body(content, mark, ask, structure), 0, list[float]()
         request = next(self._requests)
         while True:
             async with self._room:
                 await self._turn()
+                files = await pictures() if pictures is not None else ()
                 begun_s = [*begun_s[-1:], clock.monotonic_s()]
-                tried = await self._try(body)
+                tried = await self._try(body, mark, files)
+                del files
             self._note(tried, begun_s[-1], request)
             if tried.said is not None:
                 return tried.said
@@ -177,9 +209,11 @@ class JudgeApi:
             self._say(tried.why)
         return waits
 
-    def _body(self, text: str, ask: m.Ask, structure: str) -> dict[str, Any]:
+    def _body(self, content: Content, mark: str, ask: m.Ask, structure: str) -> dict[str, Any]:
+        """Returns the body, with `mark` in place of each picture's bytes."""
+        message = {"role": "user", "content": _message_content(content, mark)}
         body: dict[str, Any] = {
-            "model": self._genrm.model, "messages": [{"role": "user", "content": text}],
+            "model": self._genrm.model, "messages": [message],
             "max_tokens": ask.max_tokens, "temperature": ask.temperature, "seed": ask.seed,
         }  # fmt: skip
         if self._genrm.stop:
@@ -198,12 +232,12 @@ class JudgeApi:
         if at_s > now_s:
             await asyncio.sleep(at_s - now_s)
 
-    async def _try(self, body: dict[str, Any]) -> "_Tried":
+    async def _try(self, body: dict[str, Any], mark: str, files: Sequence[memoryview]) -> "_Tried":
         import httpx
 
         try:
             async with asyncio.timeout(self._genrm.api.timeout_s):
-                status, headers, content = await self._post(body)
+                status, headers, content = await self._post(body, mark, files)
         except TimeoutError:
             why = f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}"
             return _Tried(why=why, is_silent=True, is_timeout=True)
@@ -215,22 +249,35 @@ class JudgeApi:
         except ValueError as error:
             return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"))
         if status == 200:
-            said = read_answer(self._without_key(content.decode(errors="replace")).encode())
+            text = self._without_key(content.decode(errors="replace"))
+            said = read_answer(_QUOTED.sub("base64,...", text).encode() if files else text.encode())
             return _Tried(said=said, why="" if said else "the answer is no chat completion")
-        why = f"HTTP {status}: {_shown(self._without_key(content.decode(errors='replace')))}"
+        text = self._without_key(content.decode(errors="replace"))
+        if files:
+            text = _QUOTED_PART.sub("...", _QUOTED.sub("base64,...", text))
+        why = f"HTTP {status}: {_shown(text)}"
         if status in PASSING or status >= 500:
             wait_s = retry_after_s(headers.get("retry-after", ""))
             return _Tried(why=why, wait_s=wait_s, is_silent=status in BUSY)
-        hint = f"; {MISTAKES[status]}" if status in MISTAKES else ""
+        hints = {**(NOT_TAKEN if files else {}), **MISTAKES}
+        hint = f"; {hints[status]}" if status in hints else ""
         return _Tried(said=Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"))
 
-    async def _post(self, body: dict[str, Any]) -> tuple[int, "httpx.Headers", bytes]:
+    async def _post(
+        self, body: dict[str, Any], mark: str, files: Sequence[memoryview]
+    ) -> tuple[int, "httpx.Headers", bytes]:
         """Returns status, headers and content.
 
         Raises:
             ValueError: the content is longer than `MOST_BYTES`.
         """
-        async with self._client.stream("POST", self._url, json=body) as response:
+        sent: dict[str, Any] = {"json": body}
+        if files:
+            pieces = json.dumps(body, allow_nan=False, ensure_ascii=False).encode().split(mark.encode())
+            size = sum(map(len, pieces)) + sum(4 * (-(-len(file) // 3)) for file in files)
+            headers = {"Content-Type": "application/json", "Content-Length": str(size)}
+            sent = {"content": _with_files(pieces, files), "headers": headers}
+        async with self._client.stream("POST", self._url, **sent) as response:
             content = b""
             async for part in response.aiter_raw():
                 content += part
@@ -248,6 +295,30 @@ class JudgeApi:
         if wait_s:
             self._next_s = max(self._next_s, clock.monotonic_s() + pause_s)
         return pause_s
+
+
+def _message_content(content: Content, mark: str) -> str | list[dict[str, Any]]:
+    """Returns the content of a message, as OpenAI's API has it."""
+    if isinstance(content, str):
+        return content
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{mark}"}}
+    found: list[dict[str, Any]] = []
+    for part in content:
+        if part is None:
+            found.append(picture)
+        elif found and found[-1] is not picture:
+            found[-1]["text"] += part  # one part: some services put a line break between parts
+        else:
+            found.append({"type": "text", "text": part})
+    return found
+
+
+async def _with_files(pieces: Sequence[bytes], files: Sequence[memoryview]) -> AsyncIterator[bytes]:
+    """Yields a body in slices: its pieces, with a file in base64 between each two."""
+    for piece, file in zip_longest(pieces, files, fillvalue=memoryview(b"")):
+        yield bytes(piece)
+        for at in range(0, len(file), SLICE_BYTES):
+            yield base64.b64encode(file[at : at + SLICE_BYTES])
 
 
 def read_answer(content: bytes) -> Said | None:

@@ -1,24 +1,13 @@
-"""Files of prepared media: their format, and how engines and trainer ranks read them. No torch, no images.
+"""Prepared media as arrays, as engines and trainer ranks read them. No torch, no images."""
 
-A file is named after its digest and has a head of 64 bytes, then the patches as bytes, one row per patch:
-[rows, columns] uint8, where columns = channels * patch * patch of a still picture. The media process writes
-it under another name and renames it, so that whoever opens it sees all of it. It is evicted by unlinking: who
-has mapped it keeps it, who comes late asks the media process again.
-"""
-
-import hashlib
 import math
-import mmap
-import os
-import re
-import stat
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from yatt.adapters.node_local.media_file import mapped_prepared
 from yatt.errors import ConfigError
 from yatt.models.pictures.probe import noise_patches
 from yatt.models.pictures.tokens import FamilyTokens
@@ -26,29 +15,6 @@ from yatt.plain_files import read_json_object
 
 INDEX = "index.json"
 """In a folder of the pictures of data files: the names of prepared files by the digests of pictures."""
-
-_HEAD = struct.Struct("<8sIIIIII32s")
-HEAD_BYTES = _HEAD.size
-MAGIC, VERSION = b"yattmed\0", 1
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class MediaShape:
-    """What a head says: patches in time, height and width, and bytes per patch."""
-
-    grid: tuple[int, int, int]
-    columns: int
-
-    @property
-    def rows(self) -> int:
-        """Number of patches."""
-        return math.prod(self.grid)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole file."""
-        return HEAD_BYTES + self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +58,6 @@ def noise_picture(tokens: FamilyTokens) -> PreparedMedia:
     return PreparedMedia(grid, np.frombuffer(data, np.uint8).reshape(math.prod(grid), -1))
 
 
-def media_digest(file_digest: str, preparation_digest: str) -> str:
-    """Returns the name of a file that was prepared so: another preparation of it has another name."""
-    return hashlib.sha256(f"{file_digest} {preparation_digest}".encode()).hexdigest()
-
-
-def media_head(digest: str, shape: MediaShape) -> bytes:
-    """Returns a file's head."""
-    return _HEAD.pack(MAGIC, VERSION, shape.rows, shape.columns, *shape.grid, bytes.fromhex(digest))
-
-
 def open_prepared(folder: Path, digest: str) -> PreparedMedia:
     """Maps one file.
 
@@ -110,40 +66,5 @@ def open_prepared(folder: Path, digest: str) -> PreparedMedia:
         ValueError: it is not the file that this digest names.
         OSError: it cannot be read.
     """
-    descriptor = _opened(folder, digest)
-    try:
-        shape = _checked_shape(descriptor, digest)
-        view = mmap.mmap(descriptor, shape.size_bytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
-    patches = np.frombuffer(view, np.uint8, offset=HEAD_BYTES).reshape(shape.rows, shape.columns)
-    return PreparedMedia(shape.grid, patches)
-
-
-def shape_of_prepared(folder: Path, digest: str) -> MediaShape:
-    """Returns the shape of one file; errors as of `open_prepared`."""
-    descriptor = _opened(folder, digest)
-    try:
-        return _checked_shape(descriptor, digest)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(folder: Path, digest: str) -> int:
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError("the name of a prepared medium is not a digest")
-    return os.open(folder / digest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _checked_shape(descriptor: int, digest: str) -> MediaShape:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"the prepared medium {digest} is no file")
-    data = os.pread(descriptor, HEAD_BYTES, 0)
-    if len(data) == HEAD_BYTES:
-        magic, version, rows, columns, time, height, width, named = _HEAD.unpack(data)
-        shape = MediaShape((time, height, width), columns)
-        is_whole = 0 < shape.rows == rows and columns > 0 and found.st_size == shape.size_bytes
-        if (magic, version, named.hex()) == (MAGIC, VERSION, digest) and is_whole:
-            return shape
-    raise ValueError(f"the prepared medium {digest} is damaged: head and length do not agree")
+    shape, content = mapped_prepared(folder, digest)
+    return PreparedMedia(shape.grid, np.frombuffer(content, np.uint8).reshape(shape.rows, shape.columns))

@@ -3,18 +3,24 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yatt import clock
 from yatt.adapters.files.full_disk import fault_of_room
+from yatt.adapters.processes.watched_trial import run_watched
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.adapters.slurm.slurm import Slurm
+from yatt.config.load import resolved_text, without_secrets
+from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.folder.jobs import JobView, charged_gpu_s, job_view, present_state, state_in_words
 from yatt.launch.folder.summary import LIVELY, Summary
 from yatt.obs.page.comparison import MOST_RUNS, write_comparison
 from yatt.obs.page.report import write_report
+from yatt.obs.page.thumbnails import Thumbnail
 from yatt.obs.story.account import Account, saves_in_words
 from yatt.obs.story.slabs_now import slabs_in_words
 from yatt.obs.story.view import RunView, counter_lines
@@ -26,6 +32,9 @@ from yatt.printable import printable_lines
 
 REFRESH_S, JOB_S = 0.5, 5.0
 OVER = ("finished", "stopped", "failed", "never began")
+
+THUMBNAILS_S = 30.0
+"""Longest time in which the process that makes small pictures begins with one."""
 
 WRITES = "without it the run cannot go on"
 
@@ -83,7 +92,19 @@ def report(run: Path, out: Path | None) -> Path:
     view = open_view(run)
     view.refresh()
     state, _ = state_in_words(view.paths, view.summary()["state"], job_view(view.paths, Slurm()))
-    return write_report(view.paths, out, charged_gpu_s(view.paths), present_state(state, clock.wall_s()))
+    now = present_state(state, clock.wall_s())
+    thumbnails = partial(_thumbnails, load_run(view.paths))
+    return write_report(view.paths, out, charged_gpu_s(view.paths), now, thumbnails)
+
+
+def _thumbnails(config: RunConfig, names: Sequence[str]) -> dict[str, Thumbnail]:
+    """Makes small pictures in a process of its own, since their files are of strangers."""
+    arguments = [resolved_text(without_secrets(config)), list(names)]
+    try:
+        made = run_watched("yatt.media.thumbnails", arguments, THUMBNAILS_S, "The page has no others.")
+    except ConfigError as error:
+        return {name: Thumbnail("", str(error)) for name in names}
+    return {name: Thumbnail(*json.loads(line)) for name, line in zip(names, made, strict=True)}
 
 
 def compare(runs: list[Path], out: Path | None) -> Path:

@@ -17,7 +17,7 @@ from yatt.cli.commands.look import open_view
 from yatt.config.sections.operation import LoggingSection
 from yatt.errors import ConfigError
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration, strict_value
-from yatt.obs.samples import COMPLETION, picture_names, spoken_turns
+from yatt.obs.samples import COMPLETION, pictures_in_words, spoken_turns
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -160,7 +160,7 @@ def _one(found: RecordedIteration) -> Iterable[str]:
     yield f"{_head(found)}, sample {each['sample']}"
     yield from _facts(each)
     said = [(who if who == COMPLETION else f"turn of the {who}", text) for who, text in spoken_turns(each)]
-    pictures = picture_names(each) or None
+    pictures = pictures_in_words(each) or None
     asked = ("prompt", each.get("prompt")), ("pictures", pictures)
     for title, text in (*asked, *said, ("ground truth", each.get("ground_truth"))):
         if text is not None:

@@ -153,6 +153,12 @@ class ApiSection:
     (model, max_tokens, temperature, seed, stop, response_format); null takes one out. For example
     `{"max_completion_tokens": 512, "max_tokens": null, "reasoning_effort": "low"}`."""
 
+    most_pixels: Annotated[int, COUNT] = 1 << 20
+    """Most pixels of a picture that the service is shown (`sees`); larger ones are made smaller."""
+
+    most_bytes: Annotated[int, range_between(1024, 64 << 20)] = 1 << 20
+    """Most bytes of such a picture, a JPEG file. Its quality, then its size is lowered until it fits."""
+
     @property
     def body_fields(self) -> dict[str, Any]:
         """The fields of `body`."""
@@ -171,8 +177,9 @@ class ApiSection:
             "key_env and requests_per_minute have no effect without url; write it, or remove them.",
         )
         rule(
-            not set(self.url) & set("?# ") and not self.url.rstrip("/").endswith("/chat/completions"),
-            "url is the beginning that /chat/completions is added to; write it without that, ? and #.",
+            not set(self.url) & set("?# ") and not self.url.rstrip("/").endswith("/completions"),
+            "url is the beginning that /chat/completions is added to; write it without that, ? and #. A "
+            "service that has only /completions is no judge.",
         )
         rule(not self.url or _is_whole(self.url), "url has no host, a wrong port, or a user name in it.")
         rule(
@@ -217,9 +224,11 @@ class GenRMSection:
     """Text with {prompt}, {completion}, {ground_truth}, {data_source}; pairwise with {completion_a} and
     {completion_b}, listwise with {completions}, instead of {completion}. Empty when `path` is given."""
 
-    sees: Literal["none", "prompt"] = "none"
-    """Pictures that it is shown: none, or those of the prompt. They stand where {media} is in the template;
-    without it, where they are in {prompt}; without that, before all. The model has to take pictures."""
+    sees: Literal["none", "prompt", "all"] = "none"
+    """Pictures that it is shown. prompt: those of the prompt, where {media} is in the template; without it,
+    where they are in {prompt}; without that, before all. all: those of the environment's answers too;
+    completions are then whole conversations, with the answers. The model has to take pictures. A judge behind
+    a URL gets them as JPEG files in its messages."""
 
     judging: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
     """Judge each completion alone, two of a group against each other, or all of a group at once."""
@@ -317,8 +326,8 @@ class GenRMSection:
             "votes: at temperature 0 all votes are the same; set temperature above 0.",
         )
         rule(
-            self.sees == "none" or (bool(self.template) and self.has_engine),
-            "sees: needs a template and an engine; services and functions get text only.",
+            self.sees == "none" or bool(self.template),
+            "sees: needs a template; functions get text only.",
         )
         self._check_pairwise()
 

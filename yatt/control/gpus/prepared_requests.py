@@ -1,15 +1,21 @@
-"""Has the pictures of requests prepared on this node before an engine gets them."""
+"""Has the pictures of requests prepared on this node before an engine, or a judge behind a URL, gets them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
+from yatt.adapters.node_local.media_file import mapped_prepared
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.media import ANY_GRID
 
 PrepareMedia = Callable[[tuple[m.MediaItem, ...]], Awaitable[m.MediaPrepared]]
+
+OPEN_TRIES = 10
+"""Number of times that files may vanish between their preparation and their opening."""
 
 
 class MediaUnusable(Exception):
@@ -21,10 +27,11 @@ class PreparedRequests:
 
     Args:
         prepare: `MediaHost.prepare_media`.
+        folder: of the node's prepared files.
     """
 
-    def __init__(self, prepare: PrepareMedia) -> None:
-        self._prepare = prepare
+    def __init__(self, prepare: PrepareMedia, folder: Path) -> None:
+        self._prepare, self._folder = prepare, folder
         self._under_way: dict[m.MediaItem, asyncio.Task[str]] = {}
 
     async def with_prepared(self, sample: m.SampleRequest, genrm: str = "") -> m.SampleRequest:
@@ -38,16 +45,32 @@ class PreparedRequests:
             MediaUnusable: one cannot be used.
             WorkerFailed: one cannot be read now, or the media process cannot be started.
         """
-        digests = await asyncio.gather(*(self._digest(each, genrm) for each in sample.media))
+        items = [m.MediaItem(each.ref.path, each.ref.sha256, each.grid, genrm) for each in sample.media]
+        digests = await asyncio.gather(*map(self._digest, items))
         media = tuple(
             msgspec.structs.replace(each, prepared=digest)
             for each, digest in zip(sample.media, digests, strict=True)
         )
         return msgspec.structs.replace(sample, media=media)
 
-    async def _digest(self, media: m.PlacedMedia, genrm: str) -> str:
+    async def opened_files(self, refs: Sequence[m.MediaRef], genrm: str) -> list[memoryview]:
+        """Returns the files of pictures that are encoded for a judge behind a URL. They are mapped: one that
+        is evicted later can be read until the view is dropped. One that is evicted before is made again.
+
+        Raises:
+            MediaUnusable | WorkerFailed: as in `with_prepared`, or they vanish again and again.
+        """
+        items = [m.MediaItem(ref.path, ref.sha256, ANY_GRID, genrm) for ref in refs]
+        for _ in range(OPEN_TRIES):
+            digests = await asyncio.gather(*map(self._digest, items))
+            try:
+                return [mapped_prepared(self._folder, digest)[1] for digest in digests]
+            except (OSError, ValueError) as error:
+                why = str(error)
+        raise WorkerFailed(f"the pictures for GenRM '{genrm}' cannot be read ({OPEN_TRIES} tries): {why}")
+
+    async def _digest(self, item: m.MediaItem) -> str:
         """Returns the digest of the prepared file. Who is cancelled leaves the others waiting for it."""
-        item = m.MediaItem(media.ref.path, media.ref.sha256, media.grid, genrm)
         task = self._under_way.get(item)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._asked(item))

@@ -62,15 +62,14 @@ def sample_records(
     rewards = group.rewards(scorer.weights, scorer.shaping) if is_whole else [None] * len(group.samples)
     for index in indexes:
         sample = group.samples[index]
+        refs = [each.ref for media in (group.media, *(turn.media for turn in sample.turns)) for each in media]
         number, is_cut = group.sample_id(sample), sample.finish_reason == TRUNCATED
         yield {
             "kind": SAMPLE, "sample": number, "group": group.number, "index": index, "row": group.row,
             "data_source": row.data_source if row else None,
             "prompt": group.prompt_text, "num_prompt_tokens": group.num_prompt_tokens,
-            "media": [
-                each.ref.path or each.ref.sha256
-                for media in (group.media, *(turn.media for turn in sample.turns)) for each in media
-            ],
+            "media": [ref.path or ref.sha256 for ref in refs],
+            "media_sizes": [[ref.width, ref.height] for ref in refs],
             "completion": tokenizer.decode(sample.token_ids), **_turns(sample, tokenizer),
             "num_tokens": sample.num_tokens, "num_response_tokens": sample.num_response_tokens,
             "finish_reason": sample.finish_reason, "is_truncated": is_cut,

@@ -16,7 +16,10 @@ from typing import Any
 
 from yatt.config.schema import VerdictSection
 from yatt.errors import ConfigError
-from yatt.records.episode import IMAGE_MARK
+from yatt.records.episode import IMAGE_MARK, MediaRef
+
+ShownText = str | tuple[str | MediaRef, ...]
+"""Text; or pieces of it, with an environment's pictures between them: a mark in a piece is text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,11 @@ class Shown:
     prompt: str
     ground_truth: str
     data_source: str
-    completion: str = ""
-    completion_a: str = ""
-    completion_b: str = ""
-    completions: str = ""
-    media: str = ""
+    completion: ShownText = ""
+    completion_a: ShownText = ""
+    completion_b: ShownText = ""
+    completions: ShownText = ""
+    media: ShownText = ""
     """Only the place of pictures; text has nothing there."""
 
 
@@ -146,37 +149,75 @@ def render_template(template: str, shown: Shown) -> list[tuple[str, bool]]:
     for text, name, _, _ in string.Formatter().parse(template):
         parts.append((text, True))
         if name is not None:
-            parts.append((getattr(shown, name), False))
+            pieces = _pieces_of(getattr(shown, name))
+            parts += [(each if isinstance(each, str) else IMAGE_MARK, False) for each in pieces]
     return [(text, is_own) for text, is_own in parts if text]
 
 
-def render_with_pictures(template: str, shown: Shown, num_pictures: int) -> list[tuple[str, bool] | None]:
-    """As `render_template`, with None for each picture: at `{media}`; else at the marks in the prompt, where
-    that is shown first; else before all. Marks in other text are text."""
+def _pieces_of(text: ShownText) -> tuple[str | MediaRef, ...]:
+    return (text,) if isinstance(text, str) else text
+
+
+def render_with_pictures(
+    template: str, shown: Shown, pictures: Sequence[MediaRef]
+) -> list[tuple[str, bool] | MediaRef]:
+    """As `render_template`, with the pictures in their places: those of completions, and `pictures`, the
+    prompt's: at `{media}`; else at the marks in the prompt, where that is shown first; else before all. Marks
+    in other text are text."""
     fields = [name for _, name, _, _ in string.Formatter().parse(template)]
     texts = shown.prompt.split(IMAGE_MARK)
     where = "media" if "media" in fields else "prompt"
-    if where not in fields or (where == "prompt" and len(texts) != num_pictures + 1):
+    if where not in fields or (where == "prompt" and len(texts) != len(pictures) + 1):
         where = ""
-    parts: list[tuple[str, bool] | None] = [] if where else [None] * num_pictures
+    pieces: list[tuple[str | MediaRef, bool]] = [] if where else [(each, False) for each in pictures]
     for text, name, _, _ in string.Formatter().parse(template):
-        parts.append((text, True))
+        pieces.append((text, True))
+        found: Sequence[str | MediaRef] = ()
         if name == where == "media":
-            parts += [None] * num_pictures
-            where = "shown"
+            found, where = pictures, "shown"
         elif name == where == "prompt":
-            parts += [part for text in texts for part in ((text, False), None)][:-1]
-            where = "shown"
+            found, where = _with_pictures_between(texts, pictures), "shown"
         elif name == "prompt":
-            parts.append(("".join(texts), False))
+            found = ["".join(texts)]
         elif name is not None:
-            parts.append((getattr(shown, name), False))
-    return [part for part in parts if part is None or part[0]]
+            found = _pieces_of(getattr(shown, name))
+        pieces += [(each, False) for each in found]
+    return [(piece, own) if isinstance(piece, str) else piece for piece, own in pieces if piece != ""]
 
 
-def numbered_completions(completions: Sequence[str]) -> str:
+def _with_pictures_between(texts: Sequence[str], pictures: Sequence[MediaRef]) -> list[str | MediaRef]:
+    """Returns texts with a picture between each two."""
+    found: list[str | MediaRef] = [texts[0]]
+    for picture, text in zip(pictures, texts[1:], strict=True):
+        found += [picture, text]
+    return found
+
+
+def conversation_text(turns: Sequence[tuple[str, Sequence[MediaRef]]]) -> ShownText:
+    """Returns turns with an empty line between each two.
+
+    Args:
+        turns: text of each, and the pictures that stand at the marks in it; without pictures a mark is text.
+    """
+    found: list[str | MediaRef] = []
+    for text, pictures in turns:
+        texts = text.split(IMAGE_MARK) if pictures else [text]
+        found += ["\n\n"] if found else []
+        found += _with_pictures_between(texts, pictures)
+    return _joined(found)
+
+
+def numbered_completions(completions: Sequence[ShownText]) -> ShownText:
     """The text for {completions}: each after its number, from 1."""
-    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(completions, 1))
+    found: list[str | MediaRef] = []
+    for number, text in enumerate(completions, 1):
+        found += ["\n\n" if found else "", f"[{number}]\n", *_pieces_of(text)]
+    return _joined(found)
+
+
+def _joined(pieces: Sequence[str | MediaRef]) -> ShownText:
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    return "".join(texts) if len(texts) == len(pieces) else tuple(pieces)
 
 
 def parse_verdict(text: str, verdict: VerdictSection) -> float | None:

@@ -34,6 +34,7 @@ from yatt.launch.checks.model_check import check_length, check_model
 from yatt.launch.checks.planned_memory import memory_doubts
 from yatt.launch.checks.policy_check import check_policy
 from yatt.launch.checks.score_trial import TriedFunction, try_scores
+from yatt.launch.checks.seeing_check import refuse_blind
 from yatt.obs.trackers.tracker import FACTORY
 from yatt.paths import RunPaths
 from yatt.records.episode import ENVIRONMENT
@@ -202,6 +203,8 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
         else:
             yield partial(check_api, genrm, f"{key}.api")
+            if genrm.sees != "none":
+                yield partial(refuse_blind, config, genrm, key)
         if genrm.template:
             sees = genrm.sees != "none"
             yield partial(check_template, genrm.template, f"{key}.template", genrm.judging, sees=sees)

@@ -17,11 +17,12 @@ def refuse_blind(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     """Refuses a GenRM that is to see and cannot.
 
     Raises:
-        ConfigError: its model or engine takes no pictures, or there are none.
+        ConfigError: its model or engine takes no pictures, or there are none. Whether a service takes some is
+            known by its answer only (`yatt check --ask`).
     """
-    if not takes_pictures(genrm.model):
+    if genrm.has_engine and not takes_pictures(genrm.model):
         raise ConfigError(f"{key}.sees: {genrm.model} takes no pictures; name another model, or remove it.")
-    if genrm.engine == "transformers":
+    if genrm.has_engine and genrm.engine == "transformers":
         raise ConfigError(f"{key}.sees: engine transformers takes no pictures; write vllm.")
     if not takes_pictures(config.model.path):
         raise ConfigError(
@@ -43,9 +44,9 @@ def seeing_notes(
     """
     tokens = picture_tokens(genrm.model, config.media.min_pixels, config.media.max_pixels)
     shown = replace(shortest, prompt=IMAGE_MARK)
-    rendered = render_with_pictures(genrm.template or "{completion}", shown, 1)
-    parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
     refs = [MediaRef("", "", *tokens.largest_size)]
+    rendered = render_with_pictures(genrm.template or "{completion}", shown, refs)
+    parts = [PICTURE if isinstance(part, MediaRef) else TextPart(*part) for part in rendered]
     try:
         ids, _ = encode_question(parts, refs, tokens, tokenizer, is_chat=genrm.chat)
     except ValueError as error:

@@ -5,6 +5,7 @@ takes, and that a verdict can be read in what it writes.
 """
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Literal
 
 from yatt import clock
 from yatt.adapters.inputs.dataset import read_data_rows
-from yatt.adapters.net.judge_api import JudgeApi
+from yatt.adapters.net.judge_api import Content, JudgeApi
 from yatt.adapters.processes.watched_trial import TEMPLATE_S, Stages, answer_watched, run_watched
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
@@ -22,13 +23,14 @@ from yatt.core.samples.verdict import (
     Shown,
     parse_ranking,
     parse_verdict,
-    render_template,
+    render_with_pictures,
     structure_of,
     verdict_word,
 )
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.launch.checks.shown_samples import shown_with_truth
 from yatt.records import message as m
+from yatt.records.episode import MediaRef
 from yatt.records.judged import REFUSED, Said
 
 SPARE_S = 20.0
@@ -37,6 +39,13 @@ SPARE_S = 20.0
 SHOWN_CHARACTERS = 300
 GREETING = "Are you there? Answer yes or no."
 """To a judge without a template, whose questions a function of the user makes."""
+
+SMALL_PICTURE = base64.b64decode("""
+/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19i
+Z2hnPk1xeXBkeFxlZ2P/wAALCABAAEABAREA/8QAFQABAQAAAAAAAAAAAAAAAAAAAAX/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/9oA
+CAEBAAA/AKAAAAAAAAAAAAAAAAAAAAAD/9k=
+""")
+"""A grey JPEG file of 64 x 64 pixels, in place of each picture of the prompt."""
 
 Told = tuple[Literal["call", "note", "fail"], str]
 
@@ -75,18 +84,29 @@ def _ask(stages: Stages, text: str, index: int) -> tuple[list[ConfigError], list
     config = parse_resolved(text)
     found: list[str] = []
     for row, place in islice(read_data_rows(config.data.train_files, config.data), 1):
-        shown = shown_with_truth(row)
+        shown, num_pictures = shown_with_truth(row), max(1, len(row.media))
         about = f"{place} with {'its ground truth' if shown.completion else 'an empty completion'}"
-        found.append(json.dumps(_asked(stages, config.genrms[index], f"genrms[{index}]", shown, about)))
+        question = _question(config.genrms[index], shown, num_pictures)
+        told = _asked(stages, config.genrms[index], f"genrms[{index}]", question, about)
+        found.append(json.dumps(told))
     return [], found
 
 
-def _asked(stages: Stages, genrm: GenRMSection, key: str, shown: Shown, about: str) -> Told:
-    text = "".join(part for part, _ in render_template(genrm.template, shown)) if genrm.template else GREETING
+def _question(genrm: GenRMSection, shown: Shown, num_pictures: int) -> Content:
+    if not genrm.template:
+        return GREETING
+    is_seeing = genrm.sees != "none"
+    pictures = [MediaRef("", "", 64, 64)] * num_pictures if is_seeing else []
+    parts = render_with_pictures(genrm.template, shown, pictures)
+    found = [None if isinstance(part, MediaRef) else part[0] for part in parts]
+    return found if is_seeing else "".join(text for text in found if text)
+
+
+def _asked(stages: Stages, genrm: GenRMSection, key: str, question: Content, about: str) -> Told:
     with stages.doing(f"{key}.api: asking {genrm.api.url}", genrm.api.timeout_s + SPARE_S):
         began_s = clock.monotonic_s()
         try:
-            said = asyncio.run(_answer(genrm, text))
+            said = asyncio.run(_answer(genrm, question))
         except WorkerFailed as error:
             return "fail", f"{key}.api: {genrm.api.url}: {error}."
         took_s = clock.monotonic_s() - began_s
@@ -108,11 +128,15 @@ def _asked(stages: Stages, genrm: GenRMSection, key: str, shown: Shown, about: s
     )
 
 
-async def _answer(genrm: GenRMSection, text: str) -> Said:
+async def _answer(genrm: GenRMSection, question: Content) -> Said:
+    async def pictures() -> list[memoryview]:
+        return [memoryview(SMALL_PICTURE) for part in question if part is None]
+
     once = replace(genrm, api=replace(genrm.api, retries=0, outage_s=0.0))
     ask = m.Ask(genrm=genrm.name, text="", seed=0, max_tokens=genrm.max_tokens, temperature=genrm.temperature)
     service = JudgeApi(once, 1)
-    return await service.complete(text, ask, structure_of(genrm.verdict) if genrm.template else "")
+    structure = structure_of(genrm.verdict) if genrm.template else ""
+    return await service.complete(question, ask, structure, pictures)
 
 
 def _verdict(genrm: GenRMSection, text: str) -> str:

@@ -80,6 +80,9 @@ details { margin:0 0 8px; } summary { cursor:pointer; font-weight:600; padding:4
 .samples { display:grid; grid-template-columns:repeat(auto-fill, minmax(min(100%, 440px), 1fr)); gap:12px; }
 .pill { display:inline-block; border:1px solid var(--rule); border-radius:99px; padding:0 10px;
   font-size:13px; margin:0 6px 6px 0; } .pill b { font-variant-numeric:tabular-nums; }
+.thumbs { display:flex; flex-wrap:wrap; gap:6px; margin:2px 0 4px; } .thumbs img { max-width:96px;
+  max-height:96px; border-radius:4px; } .thumb { width:96px; height:96px; overflow:hidden; padding:4px;
+  background:var(--idle); border-radius:4px; font-size:11px; line-height:1.25; overflow-wrap:anywhere; }
 .label { color:var(--soft); font-size:12px; }
 """.strip()
 

@@ -1,7 +1,7 @@
 """The parts of a report's page, as functions of values. All text from data is escaped."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -10,7 +10,7 @@ from yatt.core.figures.save_interval import Suggestion
 from yatt.core.samples.lengths import FATES, by_bucket
 from yatt.obs.metrics import STEP, amount_in
 from yatt.obs.page.timeline import draw_timeline, hidden_slabs, last_iterations
-from yatt.obs.samples import picture_names, spoken_turns
+from yatt.obs.samples import spoken_turns
 from yatt.obs.story.account import saves_in_words
 from yatt.obs.story.history import AttemptView
 from yatt.obs.story.view import ActiveAlarm
@@ -170,20 +170,35 @@ def timelines_part(attempts: Sequence[AttemptView]) -> str:
     return "".join(parts)
 
 
-def samples_part(samples: Sequence[dict[str, Any]]) -> str:
-    """Returns completions by iteration, the last one open; an even selection if there are many iterations."""
+def chosen_samples(samples: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Returns those that a page shows, by iteration, the newest first; an even selection if there are many
+    iterations."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for sample in samples:
         by_iteration.setdefault(sample[STEP], []).append(sample)
     chosen = _evenly(sorted(by_iteration), MAX_SAMPLED_ITERATIONS)
+    return {iteration: by_iteration[iteration] for iteration in reversed(chosen)}
+
+
+def samples_part(
+    chosen: Mapping[int, Sequence[dict[str, Any]]],
+    left_out: int,
+    pictures_of: Callable[[dict[str, Any]], str],
+) -> str:
+    """Returns completions by iteration, the first one open.
+
+    Args:
+        chosen: from `chosen_samples`.
+        left_out: number of iterations that are not among them.
+        pictures_of: gives the pictures of a sample as HTML.
+    """
     if not chosen:
         return '<p class="none">No samples were recorded yet (logging.samples_per_iteration).</p>'
-    left_out = len(by_iteration) - len(chosen)
     note = f'<p class="none">{left_out} iterations in between are not shown.</p>' if left_out else ""
     blocks = []
-    for iteration in reversed(chosen):
-        cards = "".join(_sample(sample) for sample in by_iteration[iteration])
-        is_open = " open" if iteration == chosen[-1] else ""
+    for number, (iteration, found) in enumerate(chosen.items()):
+        cards = "".join(_sample(sample, pictures_of(sample)) for sample in found)
+        is_open = "" if number else " open"
         blocks.append(
             f"<details{is_open}><summary>Iteration {iteration}</summary>"
             f'<div class="samples">{cards}</div></details>'
@@ -243,7 +258,7 @@ def news_part(news: Sequence[tuple[dict[str, Any], str]]) -> str:
     return f"<table>{rows}</table>"
 
 
-def _sample(sample: dict[str, Any]) -> str:
+def _sample(sample: dict[str, Any], pictures: str) -> str:
     pills = "".join(
         f'<span class="pill">{as_html(name)} <b>{_told(score)}</b></span>'
         for name, score in (sample.get("scores") or {}).items()
@@ -256,8 +271,6 @@ def _sample(sample: dict[str, Any]) -> str:
         f'<div class="label">{as_html(who)}</div><pre>{as_html(text)}</pre>'
         for who, text in spoken_turns(sample)
     )
-    names = picture_names(sample)
-    pictures = f'<div class="label">pictures</div><pre>{as_html(names)}</pre>' if names else ""
     return (
         f'<div class="card"><span class="pill">reward <b>{_told(sample.get("reward"))}</b></span>{pills}'
         f'<div class="label">prompt</div><pre>{as_html(sample.get("prompt", ""))}</pre>'

@@ -28,6 +28,7 @@ from yatt.obs.page.curves import REWARD, reward_chart, small_charts, verdict_on_
 from yatt.obs.page.page_file import whole_page, write_page
 from yatt.obs.page.parts import as_html
 from yatt.obs.page.slabs_part import slabs_part
+from yatt.obs.page.thumbnails import MakeThumbnails, Thumbnails
 from yatt.obs.samples import as_sample
 from yatt.obs.story.account import account_of, facts_of
 from yatt.obs.story.history import AttemptView, attempts_of, folded_events, read_events
@@ -101,7 +102,11 @@ def flat_part(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_report(
-    paths: RunPaths, out: Path | None, charged_s: float | None = None, now: Now | None = None
+    paths: RunPaths,
+    out: Path | None,
+    charged_s: float | None = None,
+    now: Now | None = None,
+    make_thumbnails: MakeThumbnails | None = None,
 ) -> Path:
     """Writes the page; returns its path.
 
@@ -109,6 +114,7 @@ def write_report(
         out: the file; ``report.html`` in the run folder if None.
         charged_s: GPU seconds of the run's jobs in Slurm's accounting; None if there is none.
         now: what the run does now; None if it is over.
+        make_thumbnails: makes small pictures; without it their names are shown.
 
     Raises:
         ConfigError: it is not a run folder, or the page cannot be written.
@@ -117,13 +123,17 @@ def write_report(
     target = out or paths.report
     if out is None:
         make_ready(target)
-    page = report_page(paths, load_run(paths), charged_s, now)
+    page = report_page(paths, load_run(paths), charged_s, now, make_thumbnails)
     write_page(target, page, "--out")
     return target
 
 
 def report_page(
-    paths: RunPaths, config: RunConfig, charged_s: float | None = None, now: Now | None = None
+    paths: RunPaths,
+    config: RunConfig,
+    charged_s: float | None = None,
+    now: Now | None = None,
+    make_thumbnails: MakeThumbnails | None = None,
 ) -> str:
     """Returns the page's HTML text."""
     events, bad_events = read_events(paths.events)
@@ -151,7 +161,7 @@ def report_page(
             "Prompt groups and lengths",
             f'<div class="card">{flat_part(rows)}{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>',
         ),
-        ("Completions", parts.samples_part(samples)),
+        ("Completions", _completions(samples, make_thumbnails)),
         ("Config, versions and machine", settings_part(config, ledger.started_attempts(paths))),
     )
     body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
@@ -163,6 +173,13 @@ def report_page(
     head += parts.counted_part(counter_lines(view.num_late, view.num_lost, view.num_killed))
     head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
     return whole_page(f"{parts.as_html(paths.root.absolute().name)}: yatt report", head + body)
+
+
+def _completions(samples: Sequence[dict[str, Any]], make: MakeThumbnails | None) -> str:
+    chosen = parts.chosen_samples(samples)
+    left_out = len({sample[STEP] for sample in samples}) - len(chosen)
+    thumbnails = Thumbnails([sample for found in chosen.values() for sample in found], make)
+    return parts.samples_part(chosen, left_out, thumbnails.drawn)
 
 
 def end_of(attempt: AttemptView, paths: RunPaths) -> tuple[str, str]:

@@ -2,8 +2,6 @@
 
 The answer is parsed in a reward process (`yatt.reward`), because a pattern may take too long. A question that
 is not answered readably is asked again with another seed.
-
-A GenRM compares the completions of a group, in pairs or all at once; comparisons become scores.
 """
 
 import asyncio
@@ -14,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from yatt.adapters.files.patience import with_retries
-from yatt.adapters.inputs.dataset import truth_text
 from yatt.adapters.inputs.encoded_prompt import encode_question
 from yatt.adapters.inputs.text_parts import PICTURE, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
@@ -22,15 +19,14 @@ from yatt.adapters.net.judge_api import JudgeApi
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.engines import ABORTED
+from yatt.control.gpus.prepared_requests import MediaUnusable
 from yatt.control.rollouts.groups.groups import MOST_VERDICT, TRUNCATED, SampleState
 from yatt.control.rollouts.scoring.subject import Judged, Subject
 from yatt.core.gpus.placement import genrm_role
-from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
 from yatt.core.samples.prompts import sample_seed
 from yatt.core.samples.reasons import CUT, NO_VERDICT, REASONING
 from yatt.core.samples.verdict import (
     Shown,
-    numbered_completions,
     render_template,
     render_with_pictures,
     structure_of,
@@ -48,6 +44,9 @@ Parts = Sequence[TextPart | None]
 """A question's text, with `PICTURE` where a picture stands."""
 
 Encoded = tuple[list[int], tuple[m.PlacedMedia, ...]]
+FilesOf = Callable[[Sequence[MediaRef], str], Awaitable[Sequence[memoryview]]]
+"""Gives the files of pictures, encoded for a GenRM behind a URL."""
+
 CallReward = Callable[[m.Score | m.ScoreMany], Awaitable[m.Message]]
 
 
@@ -56,15 +55,6 @@ MOST_SHOWN = 600
 
 LONG = 4096
 """Characters of a question that is tokenised in a thread."""
-
-FIRST_NUMBER = 1 << 20
-"""Numbers of questions about groups begin here; below are those about single samples."""
-
-Order = tuple[int, ...]
-"""A question's completions as they are shown, one after the other; the group's size is the ground truth."""
-
-MANY = 200
-"""Comparisons whose scores are computed in a thread."""
 
 
 class Interrupted(Exception):
@@ -121,13 +111,18 @@ class Judge:
         limits = config.media.min_pixels, config.media.max_pixels
         self._pictures = {
             g.name: opened(partial(picture_tokens, g.model, *limits))
-            for g in config.genrms
+            for g in config.engine_genrms
             if g.sees != "none"
         }
+        self._files_of: FilesOf | None = None
         self._requests = itertools.count(1)
         self._turn = asyncio.Lock()
         self._open: dict[str, str] = {}  # role of each question of the templates that is not answered, by id
         self._cut: set[str] = set()
+
+    def show_with(self, files_of: FilesOf) -> None:
+        """Sets what encodes pictures for judges behind URLs, in runs that have pictures."""
+        self._files_of = files_of
 
     async def interrupt(self) -> None:
         """Ends all questions that are not answered; `verdicts` raises Interrupted.
@@ -153,10 +148,8 @@ class Judge:
             WorkerFailed | DeadlineExceeded: it did not, after the retries.
             Interrupted: the request was ended before it was sent.
         """
-        structure = "" if genrm.path else self._structures[genrm.name]
         if genrm.name in self._services:
-            text = "".join(part.text for part in parts if part is not None)
-            return await self._services[genrm.name].complete(text, ask, structure)
+            return await self._ask_service(genrm, ask, parts, pictures)
         try:
             prompt_ids, media = await self._encoded(genrm, parts, pictures)
         except ValueError as error:
@@ -169,7 +162,7 @@ class Judge:
             request_id=request_id or self._new_id(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
-            stop=genrm.stop, structure=structure, media=media,
+            stop=genrm.stop, structure=self._structure(genrm), media=media,
         )  # fmt: skip
         if request_id in self._cut:
             raise Interrupted
@@ -178,6 +171,25 @@ class Judge:
             return Said(text="", finish_reason=REFUSED, error=completed.error)
         text = self._tokenizers[genrm.name].decode(unpack_ids(completed.token_ids))
         return Said(text=text, finish_reason=completed.finish_reason, error=completed.error)
+
+    async def _ask_service(
+        self, genrm: GenRMSection, ask: m.Ask, parts: Parts, pictures: Sequence[MediaRef]
+    ) -> Said:
+        service, structure = self._services[genrm.name], self._structure(genrm)
+        if not pictures:
+            text = "".join(part.text for part in parts if part is not None)
+            return await service.complete(text, ask, structure)
+        assert self._files_of is not None, "set in runs that have pictures"
+        content = [part if part is None else part.text for part in parts]
+        try:
+            return await service.complete(
+                content, ask, structure, partial(self._files_of, pictures, genrm.name)
+            )
+        except MediaUnusable as error:
+            return Said(text="", finish_reason=REFUSED, error=str(error))
+
+    def _structure(self, genrm: GenRMSection) -> str:
+        return "" if genrm.path else self._structures[genrm.name]
 
     async def verdicts(self, genrm: GenRMSection, question: Question) -> list[m.Scored]:
         """Returns the readable verdicts of all votes; empty if there is none.
@@ -196,9 +208,10 @@ class Judge:
 
     async def _vote(self, genrm: GenRMSection, question: Question, vote: int) -> m.Scored | None:
         subject = question.subject
-        pictures = tuple(each.ref for each in subject.group.media) if genrm.sees != "none" else ()
-        rendered = render_with_pictures(genrm.template, question.shown, len(pictures))
-        parts = [PICTURE if part is None else TextPart(*part) for part in rendered]
+        of_prompt = [each.ref for each in subject.group.media] if genrm.sees != "none" else []
+        rendered = render_with_pictures(genrm.template, question.shown, of_prompt)
+        pictures = [part for part in rendered if isinstance(part, MediaRef)]
+        parts = [PICTURE if isinstance(part, MediaRef) else TextPart(*part) for part in rendered]
         for retry in range(genrm.retries + 1):
             attempt = vote * (genrm.retries + 1) + retry
             ask = m.Ask(
@@ -224,7 +237,7 @@ class Judge:
         self, genrm: GenRMSection, ask: m.Ask, parts: Parts, pictures: Sequence[MediaRef]
     ) -> Said:
         if not genrm.has_engine:
-            return await self.ask(genrm, ask, parts)
+            return await self.ask(genrm, ask, parts, pictures=pictures)
         key = self._new_id(genrm)
         self._open[key] = genrm_role(genrm.name)
         try:
@@ -316,72 +329,3 @@ def users_failure(answer: m.Message) -> m.Failed:
     if isinstance(answer, m.Failed) and answer.user:
         return answer
     raise WorkerFailed(answer.error if isinstance(answer, m.Failed) else repr(answer))
-
-
-async def compared_scores(
-    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], seed: int
-) -> list[float] | None:
-    """Returns one score per subject; None if a verdict is missing and the config sets no score for this.
-
-    Raises:
-        Refused: the GenRM does not take a question.
-        WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
-    """
-    orders = _orders(genrm, len(subjects), seed + subjects[0].group.number)
-    asked = (_ask(judge, genrm, subjects, order, number) for number, order in enumerate(orders))
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    comparisons: list[PairOutcome] = []
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-        if answer is None:
-            return None
-        comparisons += answer
-    if genrm.judging == "pairwise" and genrm.swap_positions:
-        _count_contradictions(genrm, subjects[0], comparisons)
-    score = partial(scores_of, genrm.scores_by, comparisons, len(subjects))
-    return await call_in_thread(score) if len(comparisons) > MANY else score()
-
-
-def _orders(genrm: GenRMSection, size: int, seed: int) -> list[Order]:
-    if genrm.judging == "listwise":
-        orders: list[Order] = [tuple(range(size))]
-    else:
-        orders = list(pairs_of(genrm.pairs, size, seed))
-    if genrm.swap_positions:
-        orders = [each for order in orders for each in (order, order[::-1])]
-    return orders
-
-
-async def _ask(
-    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], order: Order, number: int
-) -> list[PairOutcome] | None:
-    about = tuple(subjects[i].sample for i in order if i < len(subjects))
-    question = Question(
-        subject=subjects[0], shown=_shown(genrm, subjects, order), about=about, number=FIRST_NUMBER + number,
-        num_ranked=len(order) if genrm.judging == "listwise" else 0,
-    )  # fmt: skip
-    verdicts = await judge.verdicts(genrm, question)
-    if genrm.judging == "listwise":
-        if verdicts:
-            return [c for v in verdicts for c in comparisons_of([order[i] for i in v.ranking])]
-        return [] if genrm.on_unparsable == "score" else None
-    first, second = order
-    if verdicts:
-        return [PairOutcome(first, second, mean_score(verdicts))]
-    return [PairOutcome(first, second, 0.5)] if genrm.on_unparsable == "score" else None
-
-
-def _shown(genrm: GenRMSection, subjects: Sequence[Subject], order: Order) -> Shown:
-    truth = truth_text(subjects[0].row.ground_truth)
-    texts = [subjects[i].sample.text if i < len(subjects) else truth for i in order]
-    if genrm.judging == "listwise":
-        return subjects[0].shown(completions=numbered_completions(texts))
-    return subjects[0].shown(completion_a=texts[0], completion_b=texts[1])
-
-
-def _count_contradictions(genrm: GenRMSection, subject: Subject, comparisons: Sequence[PairOutcome]) -> None:
-    """Counts pairs in which the completion shown first won, or lost, in both orders."""
-    for one, other in zip(comparisons[::2], comparisons[1::2], strict=True):
-        if (one.outcome - 0.5) * (other.outcome - 0.5) > 0:
-            subject.counters[f"genrm/{genrm.name}/contradictions"] += 1

@@ -11,7 +11,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from yatt.adapters.inputs.dataset import truth_text
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.scoring import RewardSection
 from yatt.control.rollouts.scoring.judging import (
@@ -20,13 +23,14 @@ from yatt.control.rollouts.scoring.judging import (
     Judge,
     Question,
     Refused,
-    compared_scores,
     mean_score,
     users_failure,
 )
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import genrm_role
+from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
 from yatt.core.samples.rewards import Shaping
+from yatt.core.samples.verdict import Shown, numbered_completions
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
@@ -36,6 +40,15 @@ MACHINES = (WorkerFailed, DeadlineExceeded, OSError)
 NOT_APPLICABLE = "the function has no score for it"
 MOST_MEASURES = 64
 """Names of further numbers that one function may give; each is a curve. Others are left out, with a line."""
+
+FIRST_NUMBER = 1 << 20
+"""Numbers of questions about groups begin here; below are those about single samples."""
+
+Order = tuple[int, ...]
+"""A question's completions as they are shown, one after the other; the group's size is the ground truth."""
+
+MANY = 200
+"""Comparisons whose scores are computed in a thread."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -258,7 +271,7 @@ class Scorer:
 
     async def _judge_one(self, genrm: GenRMSection, subject: Subject) -> None:
         sample = subject.sample
-        shown = subject.shown(completion=sample.text)
+        shown = subject.shown(completion=subject.completion(genrm))
         question = Question(subject=subject, shown=shown, about=(sample,), number=sample.index)
         try:
             found = await self._judge.verdicts(genrm, question)
@@ -274,7 +287,7 @@ class Scorer:
 
     async def _compare(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
         try:
-            scores = await compared_scores(self._judge, genrm, subjects, self._config.run.seed)
+            scores = await _compared_scores(self._judge, genrm, subjects, self._config.run.seed)
         except Refused as error:
             self._failed(genrm.name, subjects, str(error), is_users=True)
             return
@@ -286,3 +299,72 @@ class Scorer:
 
     def _no_verdict(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
         self._failed(genrm.name, subjects, subjects[0].unreadable[genrm.name][1], is_users=True)
+
+
+async def _compared_scores(
+    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], seed: int
+) -> list[float] | None:
+    """Returns one score per subject; None if a verdict is missing and the config sets no score for this.
+
+    Raises:
+        Refused: the GenRM does not take a question.
+        WorkerFailed | DeadlineExceeded: it could not answer, after the retries.
+    """
+    orders = _orders(genrm, len(subjects), seed + subjects[0].group.number)
+    asked = (_ask(judge, genrm, subjects, order, number) for number, order in enumerate(orders))
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    comparisons: list[PairOutcome] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is None:
+            return None
+        comparisons += answer
+    if genrm.judging == "pairwise" and genrm.swap_positions:
+        _count_contradictions(genrm, subjects[0], comparisons)
+    score = partial(scores_of, genrm.scores_by, comparisons, len(subjects))
+    return await call_in_thread(score) if len(comparisons) > MANY else score()
+
+
+def _orders(genrm: GenRMSection, size: int, seed: int) -> list[Order]:
+    if genrm.judging == "listwise":
+        orders: list[Order] = [tuple(range(size))]
+    else:
+        orders = list(pairs_of(genrm.pairs, size, seed))
+    if genrm.swap_positions:
+        orders = [each for order in orders for each in (order, order[::-1])]
+    return orders
+
+
+async def _ask(
+    judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject], order: Order, number: int
+) -> list[PairOutcome] | None:
+    about = tuple(subjects[i].sample for i in order if i < len(subjects))
+    question = Question(
+        subject=subjects[0], shown=_shown(genrm, subjects, order), about=about, number=FIRST_NUMBER + number,
+        num_ranked=len(order) if genrm.judging == "listwise" else 0,
+    )  # fmt: skip
+    verdicts = await judge.verdicts(genrm, question)
+    if genrm.judging == "listwise":
+        if verdicts:
+            return [c for v in verdicts for c in comparisons_of([order[i] for i in v.ranking])]
+        return [] if genrm.on_unparsable == "score" else None
+    first, second = order
+    if verdicts:
+        return [PairOutcome(first, second, mean_score(verdicts))]
+    return [PairOutcome(first, second, 0.5)] if genrm.on_unparsable == "score" else None
+
+
+def _shown(genrm: GenRMSection, subjects: Sequence[Subject], order: Order) -> Shown:
+    truth = truth_text(subjects[0].row.ground_truth)
+    texts = [subjects[i].completion(genrm) if i < len(subjects) else truth for i in order]
+    if genrm.judging == "listwise":
+        return subjects[0].shown(completions=numbered_completions(texts))
+    return subjects[0].shown(completion_a=texts[0], completion_b=texts[1])
+
+
+def _count_contradictions(genrm: GenRMSection, subject: Subject, comparisons: Sequence[PairOutcome]) -> None:
+    """Counts pairs in which the completion shown first won, or lost, in both orders."""
+    for one, other in zip(comparisons[::2], comparisons[1::2], strict=True):
+        if (one.outcome - 0.5) * (other.outcome - 0.5) > 0:
+            subject.counters[f"genrm/{genrm.name}/contradictions"] += 1

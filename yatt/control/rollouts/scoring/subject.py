@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from yatt.adapters.inputs.dataset import Row, prompt_text, truth_text
+from yatt.config.schema import GenRMSection
 from yatt.control.rollouts.groups.groups import PromptGroup, SampleState
-from yatt.core.samples.verdict import Shown
+from yatt.core.samples.verdict import Shown, ShownText, conversation_text
 from yatt.records import message as m
 
 
@@ -57,7 +58,16 @@ class Subject:
         """Name of the sample in messages."""
         return f"prompt {self.group.number}, sample {self.sample.index}"
 
-    def shown(self, **completions: str) -> Shown:
+    def completion(self, genrm: GenRMSection) -> ShownText:
+        """The completion as this GenRM is shown it: what the policy has said; with `sees: all` also the
+        environment's answers, with their pictures."""
+        sample = self.sample
+        if genrm.sees != "all" or not self.turns:
+            return sample.text
+        turns = zip(self.turns, sample.turns, strict=True)
+        return conversation_text([(text, [each.ref for each in turn.media]) for (_, text), turn in turns])
+
+    def shown(self, **completions: ShownText) -> Shown:
         """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
         row = self.row
         return Shown(
