@@ -45,23 +45,23 @@ BYTES = {
 PADDING = 64 * 60
 """Bytes between the tensors of a part, at most."""
 
-CASES = [(ranks, kind) for ranks in (1, 2) for kind in (KINDS if ranks == 1 else KINDS | SPREAD)]
 
-
-@pytest.fixture(scope="module")
-def worlds(models, tmp_path_factory):
-    """By the number of ranks, pairs of jobs: megatron-core's own steps, and parts of a state that is away.
-    Some resume from the other's save."""
-    root, found = tmp_path_factory.mktemp("worlds"), {}
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+@pytest.fixture(scope="module", params=[1, 2])
+def world(request, shallow, tmp_path_factory):
+    """Pairs of jobs by kind: megatron-core's own steps, and parts of a state that is away. First what they
+    learn, then those that resume from the other's save."""
+    root, ranks = tmp_path_factory.mktemp(f"world-{request.param}"), request.param
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_hidden_layers": 2}
     experts = make_model(root / "experts", "qwen3_moe", is_tied=False, **sizes)
-    for ranks in (1, 2):
-        kinds = {kind: (KINDS | SPREAD)[kind] for number, kind in CASES if number == ranks}
-        add = functools.partial(pair_of, models | {"experts": experts}, root / f"store-{ranks}")
-        learned = run_world(root / f"learned-{ranks}", ranks, [job for each in kinds for job in add(each)])
-        again = [job for each in resumed(ranks) for job in add(each, is_resumed=True)]
-        found[ranks] = learned, run_world(root / f"resumed-{ranks}", ranks, again)
-    return found
+    add = functools.partial(pair_of, shallow | {"experts": experts}, root / "store")
+    kinds = KINDS if ranks == 1 else KINDS | SPREAD
+    learned = run_world(root / "learned", ranks, [job for kind in kinds for job in add(kind)])
+    again = [job for kind in resumed(ranks) for job in add(kind, is_resumed=True)]
+    return pairs(learned, kinds), pairs(run_world(root / "resumed", ranks, again), resumed(ranks))
+
+
+def pairs(jobs, kinds):
+    return {kind: (jobs[f"{kind}-whole"], jobs[f"{kind}-parts"]) for kind in kinds}
 
 
 def resumed(ranks):
@@ -84,35 +84,35 @@ def pair_of(models, store, kind, *, is_resumed=False):
     ]
 
 
-@pytest.mark.parametrize(("ranks", "kind"), CASES)
-def test_parts_change_no_bit(worlds, ranks, kind):
-    whole, parts = (worlds[ranks][0][f"{kind}-{name}"] for name in ("whole", "parts"))
-    assert_bit_equal(parts.tensors("state"), whole.tensors("state"))
-    for name in ("after1", "final"):
-        assert_bit_equal(parts.weights(name), whole.weights(name))
-    for mine, others in zip(parts.notes, whole.notes, strict=True):
-        assert (mine["metrics"], mine["left_bytes"]) == (others["metrics"], [0])
-        assert mine["saved_bytes"] == others["saved_bytes"]
+def test_parts_change_no_bit(world):
+    """A whole run of the trainer for each kind, whose time the module's other tests share."""
+    for whole, parts in world[0].values():
+        assert_bit_equal(parts.tensors("state"), whole.tensors("state"))
+        for name in ("after1", "final"):
+            assert_bit_equal(parts.weights(name), whole.weights(name))
+        for mine, others in zip(parts.notes, whole.notes, strict=True):
+            assert (mine["metrics"], mine["left_bytes"]) == (others["metrics"], [0])
+            assert mine["saved_bytes"] == others["saved_bytes"]
 
 
-@pytest.mark.parametrize(("ranks", "kind"), CASES)
-def test_a_part_is_on_the_device_and_not_the_whole_state(worlds, ranks, kind):
-    notes = [worlds[ranks][0][f"{kind}-{name}"].notes for name in ("whole", "parts")]
-    for others, mine in zip(*notes, strict=True):
-        whole, held = set(others["device_bytes"]["micro_batch"]), mine["device_bytes"]
-        (rest,) = set(held["micro_batch"])
-        assert len(whole) == 1 and set(held["part"]) == {rest}, "the rest, and no memory of the state's own"
-        kept, own = BYTES.get(kind, BYTES["bfloat16" if "dtype" in SPREAD.get(kind, {}) else "float32"])
-        assert max(held["place"]) <= PART_BYTES + PADDING, "larger tensors come in slices"
-        assert len(held["place"]) > 3 * len(others["device_bytes"]["part"])
-        if kind in BYTES:
-            own /= len(notes[0])
-            assert 1 - rest / whole.pop() == pytest.approx(own / (kept + own), abs=0.02)
+def test_a_part_is_on_the_device_and_not_the_whole_state(world):
+    """A whole run of the trainer for each kind, whose time the module's other tests share."""
+    for kind, (whole, parts) in world[0].items():
+        for others, mine in zip(whole.notes, parts.notes, strict=True):
+            sizes, held = set(others["device_bytes"]["micro_batch"]), mine["device_bytes"]
+            (rest,) = set(held["micro_batch"])
+            assert len(sizes) == 1 and set(held["part"]) == {rest}, "no memory of the state's own"
+            assert max(held["place"]) <= PART_BYTES + PADDING, "larger tensors come in slices"
+            assert len(held["place"]) > 3 * len(others["device_bytes"]["part"])
+            if kind in BYTES:
+                kept, own = BYTES[kind]
+                own /= len(whole.notes)
+                assert 1 - rest / sizes.pop() == pytest.approx(own / (kept + own), abs=0.02)
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(n, kind) for n in (1, 2) for kind in resumed(n)])
-@pytest.mark.parametrize("place", ["whole", "parts"])
-def test_what_one_saved_the_other_resumes_bit_for_bit(worlds, ranks, kind, place):
-    undisturbed, again = worlds[ranks][0][f"{kind}-whole"], worlds[ranks][1][f"{kind}-{place}"]
-    assert_bit_equal(again.tensors("state"), undisturbed.tensors("state"))
-    assert_bit_equal(again.weights("final"), undisturbed.weights("final"))
+def test_what_one_saved_the_other_resumes_bit_for_bit(world):
+    for kind, both in world[1].items():
+        for again in both:
+            undisturbed, _ = world[0][kind]
+            assert_bit_equal(again.tensors("state"), undisturbed.tensors("state"))
+            assert_bit_equal(again.weights("final"), undisturbed.weights("final"))

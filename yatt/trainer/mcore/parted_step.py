@@ -237,11 +237,12 @@ def visit_on_host(
     slots = [torch.empty(size_bytes, dtype=torch.uint8, device=device) for _ in parts[:NUM_SLOTS]]
     coming, going = _Lane(device), _Lane(device)
     came, gone = dict[int, Any](), dict[int, Any]()
+    begun = _event_of(device)  # what had the places' memory before may still be computed with
 
     def bring(number: int) -> None:
         if number < len(parts):
             pairs = _pairs(slots[number % NUM_SLOTS], runs[number])
-            came[number] = coming.copy(pairs, gone.get(number - NUM_SLOTS))
+            came[number] = coming.copy(pairs, gone.get(number - NUM_SLOTS, begun))
 
     bring(0)
     try:
@@ -251,11 +252,15 @@ def visit_on_host(
                 torch.cuda.current_stream(device).wait_event(came[number])
             pairs = _pairs(slots[number % NUM_SLOTS], runs[number])
             yield _contents(part, runs[number], [place for place, _ in pairs])
-            now = None if came[number] is None else torch.cuda.current_stream(device).record_event()
-            gone[number] = going.copy([(data, place) for place, data in pairs], now)
+            gone[number] = going.copy([(data, place) for place, data in pairs], _event_of(device))
     finally:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def _event_of(device: torch.device) -> Any:
+    """The event at which a device has done everything so far; None on CPU, where all is done at once."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def _pairs(slot: Tensor, part: Sequence[HostRun]) -> list[tuple[Tensor, Tensor]]:
