@@ -2,7 +2,8 @@
 
 vLLM never sees a picture file: it would expand ids a second time, and prepare pixels by its own settings. It
 normalises the bytes on the device (`mm_device_do_normalize`), so engines without that are refused. The hash
-of a picture names file and preparation: vLLM keeps features by it.
+of a picture names file and preparation: vLLM keeps features by it. Each pair of a video's frames is a picture
+for vLLM: it asks for places and grids, and not which placeholder token stands there.
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ class PictureInputs:
     def __init__(self, options: EngineOptions, frames: int) -> None:
         self._options, self._frames = options, frames
         self._tokens = unlimited_tokens(options.model)
-        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
+        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int], int], Any] = WeakValueDictionary()
 
     def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
         """Returns vLLM's input for a request; its `prompt_ids` have placeholder tokens.
@@ -92,7 +93,7 @@ class PictureInputs:
         return _input_of(ids, media, [_made_item(noise_picture(self._tokens), self._frames)])
 
     def _item(self, media: m.PlacedMedia) -> Any:
-        key = media.prepared, media.grid
+        key = media.prepared, media.file_grid, media.part
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = _made_item(prepared_picture(media, self._options), self._frames)
@@ -104,7 +105,7 @@ def _input_of(ids: list[int], media: Sequence[m.PlacedMedia], items: Sequence[An
     from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 
     places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in media]
-    hashes = [each.prepared for each in media]
+    hashes = [f"{each.prepared}.{each.part}" if each.ref.is_video else each.prepared for each in media]
     return mm_input(ids, MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places})
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from yatt.printable import printable
+from yatt.records.episode import PlacedMedia
 from yatt.records.order import Message, Order
 
 MOST_ITEMS = 1024
@@ -20,12 +21,21 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     `path` is below `data.media_root`; empty: the file lies in `data.media_store`, by its digest. `sha256` is
     the expected digest of the file in hex; empty: not checked. `grid` is what the prompt was made for;
     ANY_GRID: not checked. `genrm`: the GenRM whose model's processor prepares it; empty: the policy's.
+    `num_frames` and `fps` are what a video's file has to have; 0: it is a picture.
     """
 
     path: str
     sha256: str = ""
     grid: Grid = ANY_GRID
     genrm: str = ""
+    num_frames: int = 0
+    fps: float = 0.0
+
+
+def item_of_media(media: PlacedMedia, genrm: str = "") -> MediaItem:
+    """Returns what is to be prepared for a medium of a prompt; the same for all parts of a video."""
+    ref = media.ref
+    return MediaItem(ref.path, ref.sha256, media.file_grid, genrm, ref.num_frames, ref.fps)
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

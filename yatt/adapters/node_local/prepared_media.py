@@ -1,9 +1,10 @@
 """Files of prepared media: their format, and how engines and trainer ranks read them. No torch, no images.
 
 A file is named after its digest and has a head of 64 bytes, then the patches as bytes, one row per patch:
-[rows, columns] uint8, where columns = channels * patch * patch of a still picture. The media process writes
-it under another name and renames it, so that whoever opens it sees all of it. It is evicted by unlinking: who
-has mapped it keeps it, who comes late asks the media process again.
+[rows, columns] uint8, where columns = channels * patch * patch of a still picture. A video's file has pairs
+of frames along its grid's time, and both frames in a row: twice the columns, which no still picture can have.
+The media process writes a file under another name and renames it, so that whoever opens it sees all of it. It
+is evicted by unlinking: who has mapped it keeps it, who comes late asks the media process again.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,12 @@ class PreparedMedia:
     grid: tuple[int, int, int]
     patches: NDArray[np.uint8]
 
+    @property
+    def is_still(self) -> bool:
+        """Whether it is a picture: its columns are three squares. Those of two frames are twice a square."""
+        area: int = self.patches.shape[1] // 3
+        return math.isqrt(area) ** 2 == area
+
 
 def prepared_names(folder: Path) -> dict[str, str]:
     """Returns the names of a folder's prepared files by the SHA-256 of the pictures' own files.
@@ -72,10 +80,21 @@ def prepared_names(folder: Path) -> dict[str, str]:
 
 
 def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
-    """Returns patches [rows, 3 * frames * side * side] uint8, where each frame is the still picture."""
+    """Returns patches [rows, 3 * frames * side * side] uint8; each frame of a still picture is that
+    picture."""
     rows, columns = picture.patches.shape
+    if not picture.is_still:
+        return picture.patches.copy()  # torch takes no view of what cannot be written
     still = picture.patches.reshape(rows, 3, 1, columns // 3)
     return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)
+
+
+def parts_of_prepared(prepared: PreparedMedia) -> Iterator[PreparedMedia]:
+    """Yields the parts of a video, each with a time of 1; a picture is one."""
+    time, height, width = prepared.grid
+    for part in range(time):
+        rows = slice(part * height * width, (part + 1) * height * width)
+        yield PreparedMedia((1, height, width), prepared.patches[rows])
 
 
 def noise_picture(tokens: PatchTokens) -> PreparedMedia:

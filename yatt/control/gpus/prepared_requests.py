@@ -8,6 +8,7 @@ import msgspec
 
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.media import item_of_media
 
 PrepareMedia = Callable[[tuple[m.MediaItem, ...]], Awaitable[m.MediaPrepared]]
 
@@ -47,7 +48,7 @@ class PreparedRequests:
 
     async def _digest(self, media: m.PlacedMedia, genrm: str) -> str:
         """Returns the digest of the prepared file. Who is cancelled leaves the others waiting for it."""
-        item = m.MediaItem(media.ref.path, media.ref.sha256, media.grid, genrm)
+        item = item_of_media(media, genrm)
         task = self._under_way.get(item)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._asked(item))

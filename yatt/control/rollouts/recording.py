@@ -70,6 +70,7 @@ def sample_records(
             "media": [
                 each.ref.path or each.ref.sha256
                 for media in (group.media, *(turn.media for turn in sample.turns)) for each in media
+                if each.part == 0
             ],
             "completion": tokenizer.decode(sample.token_ids), **_turns(sample, tokenizer),
             "num_tokens": sample.num_tokens, "num_response_tokens": sample.num_response_tokens,
