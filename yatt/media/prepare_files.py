@@ -24,6 +24,7 @@ from yatt.media.fetch import MediaSources
 from yatt.media.kept import KeptFiles
 from yatt.media.making import PictureMaker
 from yatt.media.prepare import load_preparation
+from yatt.media.videos import load_video_preparation
 from yatt.records.media import MediaFault, MediaItem, PreparedItem
 
 MOST_BYTES = 1 << 50
@@ -48,6 +49,10 @@ def prepare_files(stages: Stages, file: str, folder: str) -> tuple[list[ConfigEr
     sources = MediaSources(config.media_root, config.media_store, media.storage_options, media.timeout_s)
     files = KeptFiles(Path(folder), MOST_BYTES)
     maker = PictureMaker(sources, {"": preparation}, files, media.most_pixels, stages.tick)
+    video = media.video
+    maker.videos = partial(
+        load_video_preparation, config.start, video.fps, video.max_frames, video.min_pixels, video.max_pixels
+    )
     found, faults = dict[str, str](), list[MediaFault]()
     items = _pictures(config, stages.tick)
     what = f"preparing the pictures of {', '.join(filter(None, _data_files(config)))}"
