@@ -33,7 +33,7 @@ class EncodedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _TimedVideos:
+class TimedVideos:
     """Videos as token ids: `TimedTokens` of a model's folder with its tokenizer."""
 
     tokens: VideoTokens
@@ -41,12 +41,15 @@ class _TimedVideos:
 
     @property
     def video_token_id(self) -> int:
+        """See TimedTokens."""
         return self.tokens.video_token_id
 
     def grid_of_ref(self, ref: MediaRef) -> tuple[int, int, int]:
+        """See TimedTokens."""
         return self.tokens.grid_of_ref(ref)
 
     def timed_ids(self, ref: MediaRef) -> list[list[int]]:
+        """See TimedTokens."""
         return self.tokens.pair_ids(ref, self.tokenizer.encode_plain)
 
 
@@ -74,10 +77,10 @@ def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> EncodedP
     return EncodedPrompt(text, ids, media)
 
 
-def _timed_videos(tokenizer: Tokenizer, config: RunConfig) -> _TimedVideos:
+def _timed_videos(tokenizer: Tokenizer, config: RunConfig) -> TimedVideos:
     asked = config.media.video
     limits = asked.min_pixels, asked.max_pixels
-    return _TimedVideos(video_tokens(config.model.path, asked.fps, asked.max_frames, *limits), tokenizer)
+    return TimedVideos(video_tokens(config.model.path, asked.fps, asked.max_frames, *limits), tokenizer)
 
 
 def _text_ids(row: Row, text: str, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
@@ -87,7 +90,7 @@ def _text_ids(row: Row, text: str, tokenizer: Tokenizer, config: RunConfig) -> l
 
 
 def _ids_with_marks(
-    row: Row, tokens: PictureTokens, timed: _TimedVideos | None, tokenizer: Tokenizer, config: RunConfig
+    row: Row, tokens: PictureTokens, timed: TimedVideos | None, tokenizer: Tokenizer, config: RunConfig
 ) -> list[int]:
     """Returns the ids of a prompt with one placeholder for each mark."""
     marks = {VIDEO_MARK if ref.is_video else IMAGE_MARK for ref in row.media}
