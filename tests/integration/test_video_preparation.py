@@ -28,7 +28,8 @@ from tests.videos import (
 from tests.worker_process import WorkerServer
 from yatt.adapters.inputs.video_files import Frame, FrameList
 from yatt.adapters.node_local.prepared_media import open_prepared, parts_of_prepared, with_frames
-from yatt.media.video_heads import LENGTH_BYTES, answer_heads
+from yatt.media.head_processes import LENGTH_BYTES
+from yatt.media.video_heads import answer_heads
 from yatt.media.videos import decoded_frames, load_video_preparation, video_facts
 from yatt.records import message as m
 from yatt.records.media import VideoFacts

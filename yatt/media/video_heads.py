@@ -14,9 +14,8 @@ import msgspec
 
 from yatt.adapters.inputs.media_head import MediaRefused
 from yatt.adapters.machine.memory import data_bytes
+from yatt.media.head_processes import LENGTH_BYTES
 from yatt.media.videos import video_facts
-
-LENGTH_BYTES = 8
 
 
 def answer_heads(given: BinaryIO, answers: BinaryIO, most_pixels: int) -> None:

@@ -87,12 +87,24 @@ def store_picture(content: bytes, store: str, most_pixels: int) -> MediaRef:
         raise MediaRefused(f"has more than {MOST_BYTES >> 20} MiB")
     head = head_of_bytes(content)
     refuse_pixels(head, most_pixels)
+    return MediaRef("", store_content(content, store), *head.shown_size)
+
+
+def store_content(content: bytes, store: str) -> str:
+    """Writes bytes to a file named by their digest, unless it is there; returns the digest.
+
+    Args:
+        store: `data.media_store`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     digest = hashlib.sha256(content).hexdigest()
     target = Path(store, media_path("", digest))
     if not (target.is_file() and target.stat().st_size == len(content)):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(target, content)
-    return MediaRef("", digest, *head.shown_size)
+    return digest
 
 
 def media_path(path: str, sha256: str) -> str:
