@@ -134,10 +134,10 @@ def video_facts(data: bytes, most_pixels: int) -> VideoFacts:
             times.append(video.get(_cv2().CAP_PROP_POS_MSEC) / 1000)
             if len(times) > MOST_FRAMES:
                 raise MediaRefused(f"has more than {MOST_FRAMES} frames; cut it into pieces")
-    if len(times) < PAIR:
-        raise MediaRefused(f"has {len(times)} frames that can be decoded; a video needs two")
     if len(times) < said - max(2, said // 50):
         raise MediaRefused(f"is truncated or damaged: it says {said} frames, and {len(times)} can be decoded")
+    if len(times) < PAIR:
+        raise MediaRefused(f"has {len(times)} frames that can be decoded; a video needs two")
     drift_s = max(abs(time - times[0] - number / fps) for number, time in enumerate(times))
     if drift_s > MOST_DRIFT_S:
         raise MediaRefused(
