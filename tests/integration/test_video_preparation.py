@@ -26,7 +26,7 @@ from tests.videos import (
     hostile_videos,
 )
 from tests.worker_process import WorkerServer
-from yatt.adapters.inputs.video_files import Frame, FrameList
+from yatt.adapters.inputs.video_files import FrameList, NamedFrame
 from yatt.adapters.node_local.prepared_media import open_prepared, parts_of_prepared, with_frames
 from yatt.media.head_processes import LENGTH_BYTES
 from yatt.media.video_heads import answer_heads
@@ -115,7 +115,7 @@ class VideoScene(Scene):
 
     def listed(self, name: str, files: list[bytes], fps: float, facts: VideoFacts) -> m.MediaItem:
         items = [self.add(f"{name}-{number}.png", data) for number, data in enumerate(files)]
-        listed = FrameList(fps=fps, frames=tuple(Frame(each.path, each.sha256) for each in items))
+        listed = FrameList(fps=fps, frames=tuple(NamedFrame(each.path, each.sha256) for each in items))
         content = msgspec.json.encode(listed)
         digest = hashlib.sha256(content).hexdigest()
         target = self.folder / "store" / digest[:2] / digest

@@ -17,7 +17,7 @@ _PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM")
 _PAGES = (b"<!doctype html", b"<html", b"<head", b"<?xml")
 
 
-class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A picture of a list of frames, as in `MediaRef`."""
 
     path: str
@@ -30,7 +30,7 @@ class FrameList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     yatt_frames: int = 1
     fps: float
-    frames: tuple[Frame, ...]
+    frames: tuple[NamedFrame, ...]
 
 
 def is_frame_list(content: bytes) -> bool:

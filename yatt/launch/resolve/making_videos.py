@@ -14,7 +14,7 @@ import msgspec
 
 from yatt.adapters.inputs.media import MOST_BYTES, store_content
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.inputs.video_files import Frame, FrameList, refuse_other_files
+from yatt.adapters.inputs.video_files import FrameList, NamedFrame, refuse_other_files
 from yatt.launch.resolve.media_entries import RowFault, entry_parts, named_source
 from yatt.media.fetch import MediaSources
 from yatt.media.head_processes import HeadProcesses
@@ -104,7 +104,7 @@ class VideoReferences:
             (width, height), first = sizes[odd], f"{sizes[0][0]} x {sizes[0][1]}"
             raise RowFault(place, f"has frames of different sizes: number {odd + 1} has {width} x {height} "
                                   f"pixels, the first one {first}")  # fmt: skip
-        named = tuple(Frame(each["path"], each["sha256"]) for each in found)
+        named = tuple(NamedFrame(each["path"], each["sha256"]) for each in found)
         content = msgspec.json.encode(FrameList(fps=fps, frames=named))
         width, height = sizes[0]
         return {

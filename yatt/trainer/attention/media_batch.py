@@ -27,7 +27,7 @@ class Picture(NamedTuple):
     part: int = 0
 
 
-def picture_of(media: PlacedMedia) -> Picture:
+def shown_picture(media: PlacedMedia) -> Picture:
     """Returns the picture of a place in a sample, or the part of a video."""
     return Picture(media.ref.sha256, media.grid, media.part)
 
@@ -85,7 +85,7 @@ def media_batch(
         axes = positions_of(sequence.num_tokens, sequence.media, merge_size)
         positions[index][:, : sequence.num_tokens] = axes
         for each in sequence.media:
-            picture = picture_of(each)
+            picture = shown_picture(each)
             if picture not in firsts:
                 firsts[picture] = num_features
                 num_features += each.num_tokens
