@@ -33,6 +33,7 @@ MOST_DRIFT_S = 0.5
 """Largest distance of a frame's time from what its number and the frames a second say."""
 
 
+_SILENT = {"OPENCV_FFMPEG_LOGLEVEL": "-8", "OPENCV_LOG_LEVEL": "SILENT"}
 BEFORE = "when the data was made"
 
 
@@ -204,11 +205,14 @@ def _size_of(video: Any) -> tuple[int, int]:
 
 
 def _cv2() -> Any:
-    """OpenCV, which vLLM brings; imported with the first video.
+    """OpenCV, which vLLM brings; imported with the first video, and silent: what decoders say of a damaged
+    file can be long, and be in the file's own words.
 
     Raises:
         MediaRefused: it is not installed.
     """
+    for key, value in _SILENT.items():
+        os.environ.setdefault(key, value)
     try:
         import cv2
     except ImportError as error:

@@ -84,6 +84,20 @@ def test_every_form_of_a_file_is_read(tmp_path: Path, root: Path, making: MediaM
     assert (tmp_path / "store" / digest[:2] / digest).read_bytes() == content
 
 
+def test_a_file_that_was_decoded_is_known_at_the_next_start(
+    tmp_path: Path, root: Path, making: MediaMaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"prompt": PROMPT, "videos": ["a.mp4"]}
+    before = made_rows(tmp_path, making, row)
+    monkeypatch.setattr(head_processes, "PROGRAM", "there_is_no_such_module")
+    assert made_rows(tmp_path, making, row) == before
+    (root / "b.mp4").write_bytes((root / "a.mp4").read_bytes() + b"x")
+    with pytest.raises(ConfigError, match="ended the process that decodes it"):
+        made_rows(tmp_path, making, {"prompt": PROMPT, "videos": ["b.mp4"]})
+    with pytest.raises(ConfigError, match="ended the process that decodes it"):
+        made_rows(tmp_path, replace(making, most_pixels=64), row)
+
+
 def test_a_list_of_frames_becomes_a_file_that_names_them(
     tmp_path: Path, root: Path, making: MediaMaking
 ) -> None:

@@ -1,18 +1,22 @@
 """References to the videos of data rows: files, bytes, and lists of frames.
 
-A file is decoded once by another process, which says how many frames it has (`yatt.media.head_processes`),
-since tokens follow from that. A list of frames becomes a file that names its pictures.
+A file is decoded, once for all starts, by another process, which says how many frames it has
+(`yatt.media.head_processes`), since tokens follow from that. A list of frames becomes a file that names its
+pictures.
 """
 
+import contextlib
 import hashlib
 import math
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from yatt.adapters.inputs.media import MOST_BYTES, store_content
+from yatt.adapters.files.files import write_atomically
+from yatt.adapters.inputs.media import MOST_BYTES, media_path, store_content
 from yatt.adapters.inputs.media_head import MediaRefused
 from yatt.adapters.inputs.video_files import FrameList, NamedFrame, refuse_other_files
 from yatt.launch.resolve.media_entries import RowFault, entry_parts, named_source
@@ -21,12 +25,15 @@ from yatt.media.head_processes import HeadProcesses
 from yatt.models.pictures.videos import MOST_FPS, MOST_FRAMES, VideoTokens
 from yatt.printable import value_in_words
 from yatt.records.episode import MediaRef
-from yatt.records.media import Grid
+from yatt.records.media import Grid, VideoFacts
 
 KEYS = frozenset({"video", "path", "bytes", "fps", "sha256", "type"})
 """Of an object that is a video; the run file says all else for all videos."""
 
 FIRST_BYTES = 64
+FACTS = ".video-1"
+"""End of the names of notes; another number where videos are decoded by other rules."""
+
 _MOST_LOADED = 4
 """Videos that are in memory at the same time."""
 
@@ -45,7 +52,7 @@ class VideoReferences:
         most_pixels: int,
     ) -> None:  # fmt: skip
         self._sources, self._picture, self._root, self._store = sources, picture, root, store
-        self._heads = HeadProcesses(most_pixels)
+        self._most_pixels, self._heads = most_pixels, HeadProcesses(most_pixels)
         self._room = threading.Semaphore(_MOST_LOADED)
 
     def close(self) -> None:
@@ -87,13 +94,27 @@ class VideoReferences:
                 elif len(content) > MOST_BYTES:
                     raise MediaRefused(f"has more than {MOST_BYTES >> 20} MiB")
                 refuse_other_files(content[:FIRST_BYTES])
-                facts = self._heads.facts(content)
-                found = hashlib.sha256(content).hexdigest() if name else store_content(content, self._store)
+                found = hashlib.sha256(content).hexdigest()
+                facts = self._facts(content, found)
+                if not name:
+                    store_content(content, self._store)
         except MediaRefused as error:
             raise RowFault(place, str(error), path) from error
         if digest and found != digest.lower():
             raise RowFault(place, "is not the file that the row names: its SHA-256 differs", path)
         return {"path": name, "sha256": found, **msgspec.structs.asdict(facts)}
+
+    def _facts(self, content: bytes, digest: str) -> VideoFacts:
+        """Returns what a file has; decodes it once, and notes that in the store for later starts."""
+        note = Path(self._store, f"{media_path('', digest)}{FACTS}")
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            known = msgspec.json.decode(note.read_bytes(), type=VideoFacts)
+            if known.width * known.height <= self._most_pixels:
+                return known
+        found = self._heads.facts(content)
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(note, msgspec.json.encode(found))
+        return found
 
     def _listed(self, frames: Sequence[Any], place: str, fps: float) -> dict[str, Any]:
         if not 2 <= len(frames) <= MOST_FRAMES:
