@@ -91,6 +91,9 @@ def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
 
 def parts_of_prepared(prepared: PreparedMedia) -> Iterator[PreparedMedia]:
     """Yields the parts of a video, each with a time of 1; a picture is one."""
+    if prepared.is_still:
+        yield prepared
+        return
     time, height, width = prepared.grid
     for part in range(time):
         rows = slice(part * height * width, (part + 1) * height * width)
