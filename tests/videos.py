@@ -109,3 +109,31 @@ def _with_longer_box(mp4: bytes, start: int, size: int, content: bytes) -> bytes
         assert at > mp4.index(b"mdat")
         data[at : at + 4] = (int.from_bytes(data[at : at + 4], "big") + more).to_bytes(4, "big")
     return bytes(data)
+
+
+def write_films(path: Path, *, rows: int) -> Path:
+    """A parquet file as verl's preprocessing writes it: bytes of a file, or of frames; some rows have a
+    picture, too."""
+    import pyarrow
+    from pyarrow import parquet
+
+    written = []
+    for number in range(rows):
+        frames = frames_of(9 + number, 64, 48, seed=number)
+        listed = [{"bytes": data, "path": None} for data in encoded_frames(frames[:5])]
+        is_file = number % 2 == 0
+        film = {
+            "bytes": encoded_video(frames, 4.0) if is_file else None, "path": None,
+            "video": None if is_file else listed, "fps": None if is_file else 4.0,
+        }  # fmt: skip
+        has_picture = number % 4 == 3
+        images = [{"bytes": encoded_frames(frames[:1])[0], "path": None}] if has_picture else []
+        text = "<video>What moves" + (" unlike <image>?" if has_picture else "?")
+        written.append({
+            "data_source": "hiyouga/geometry3k", "prompt": [{"role": "user", "content": text}],
+            "videos": [film], "images": images, "ability": "video",
+            "reward_model": {"style": "rule", "ground_truth": str(number)},
+            "extra_info": {"split": "train", "index": number, "answer": str(number)},
+        })  # fmt: skip
+    parquet.write_table(pyarrow.Table.from_pylist(written), path, row_group_size=3)
+    return path

@@ -200,7 +200,8 @@ def test_log_probs_are_those_of_transformers(scene: Scene, names: tuple[str, ...
 
 
 def test_log_probs_with_a_video_are_those_of_transformers(scene: Scene) -> None:
-    """Each pair of frames is a picture for vLLM; its time is text."""
+    """Each pair of frames is a picture for vLLM; its time is text. What takes time is an engine's start,
+    which a whole run has too."""
     if not scene.takes_videos:
         with pytest.raises(ConfigError, match="videos are taken by models of the types qwen3_vl"):
             video_tokens(scene.options.model, *SAMPLING)

@@ -15,14 +15,18 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.tiny_models import VISION_CHAT, VISION_TOKENS, make_tokenizer
 from tests.tiny_processors import write_processor
-from tests.videos import encoded_frames, encoded_video, frames_of, hostile_videos
+from tests.videos import encoded_frames, encoded_video, frames_of, hostile_videos, write_films
 from yatt.adapters.inputs.data_rows import raw_rows
 from yatt.adapters.inputs.dataset import read_data_rows
 from yatt.adapters.inputs.media_head import MediaRefused
 from yatt.adapters.inputs.video_files import FrameList, frame_list, is_frame_list
-from yatt.config.schema import DataSection
+from yatt.config.load import parse_resolved
+from yatt.config.schema import DataSection, RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.checks.input_trial import check_inputs
+from yatt.launch.resolve.data_files import with_made_data
 from yatt.launch.resolve.making_media import MediaMaking, write_with_references
 from yatt.media import head_processes
 from yatt.media.head_processes import HeadProcesses
@@ -184,6 +188,36 @@ def test_a_model_that_takes_no_videos_refuses_them_by_name(tmp_path: Path, makin
     with pytest.raises(ConfigError, match=r"column 'videos' has videos; model\.path: .*not 'qwen2_5_vl'"):
         made_rows(tmp_path, blind, {"prompt": PROMPT, "videos": ["a.mp4"]})
     assert made_rows(tmp_path, blind, {"prompt": "text", "videos": []})[0]["videos"] == []
+
+
+def test_a_run_with_videos_is_checked_and_a_genrm_that_sees_is_refused(tmp_path: Path, root: Path) -> None:
+    """With the columns of verl's files; the made file has what the run needs, and no more."""
+    model = tmp_path / "policy"
+    make_tokenizer(model, [*VISION_TOKENS, "<|video_pad|>"], VISION_CHAT)
+    write_processor(model)
+    file = write_films(tmp_path / "films.parquet", rows=4)
+    judge = {
+        "name": "judge", "model": str(model), "sees": "prompt", "template": "{media} Is {completion} right?",
+        "engine": "vllm", "verdict": {"minimum": 0, "maximum": 1}, "max_tokens": 4, "chat": True,
+    }  # fmt: skip
+    sizes = dict.fromkeys(("total_iterations", "train_batch_size", "mini_batch_size"), 1)
+
+    def made(genrms: list[dict[str, Any]]) -> RunConfig:
+        return with_made_data(parse_resolved(json.dumps({
+            "run": {"dir": str(tmp_path / "run")}, "model": {"path": str(model)}, "optimizer": {"lr": 0.1},
+            "data": {"train_files": [str(file)], "max_prompt_tokens": 200}, "trainer": sizes,
+            "rollout": {"engine": "scripted"}, "genrms": genrms, "media": {"video": VIDEO},
+            "rewards": [{"name": "exact", "path": "builtin:exact"}],
+        })))  # fmt: skip
+
+    config = made([])
+    check_inputs(config)
+    rows = [row for row, _ in read_data_rows(config.data.train_files, config.data)]
+    assert [[ref.num_frames for ref in row.media] for row in rows] == [[9], [5], [11], [0, 5]]
+    assert [ref.fps for row in rows for ref in row.media if ref.is_video] == [4.0] * 4
+    assert "ability" not in rows[0].raw, "nobody needs it"
+    with pytest.raises(ConfigError, match=r"row 1 has videos, which a GenRM is not shown; remove genrms\[\]"):
+        check_inputs(made([judge]))
 
 
 CHILD = """
