@@ -18,6 +18,7 @@ LENGTH_BYTES = 8
 MEMORY_BYTES = MOST_BYTES + (2 << 30)
 """Of one process beside its libraries: a file, and frames that refer to each other."""
 
+MOST_ANSWER = 1 << 16
 LIMIT_S = 300.0
 """Longest time for one video, which is decoded from its beginning to its end."""
 
@@ -54,7 +55,8 @@ class HeadProcesses:
             answer = _answer(process, content)
         finally:
             timer.cancel()
-        if not answer.endswith(b"\n"):
+            timer.join()
+        if late.is_set() or not answer.endswith(b"\n"):
             process.kill()
             how = describe_exit(process.wait())
             if late.is_set():
@@ -101,4 +103,4 @@ def _answer(process: "subprocess.Popen[bytes]", content: bytes) -> bytes:
         process.stdin.write(len(content).to_bytes(LENGTH_BYTES, "little"))
         process.stdin.write(content)
         process.stdin.flush()
-    return process.stdout.readline()
+    return process.stdout.readline(MOST_ANSWER)
