@@ -108,7 +108,7 @@ class PictureMaker:
         if not item.sha256:
             with self._reading(order, index, item) as source:
                 item = msgspec.structs.replace(item, sha256=source.content_digest())
-        make = self._make if item.video is None else self._make_video
+        make = self._make_video if item.is_video else self._make
         digest = media_digest(item.sha256, self._preparation_of(item).digest)
         with self._files.claimed_file(order, digest) as shape:
             grid = shape.grid if shape is not None else make(order, index, item, digest)
@@ -134,7 +134,7 @@ class PictureMaker:
         return grid
 
     def _preparation_of(self, item: MediaItem) -> Preparation | VideoPreparation:
-        if item.video is None:
+        if not item.is_video:
             return self._preparations[item.genrm]
         if self.videos is None or item.genrm:
             raise MediaRefused("is a video, and only the policy is shown some")
@@ -142,7 +142,7 @@ class PictureMaker:
 
     def _make_video(self, order: int, index: int, item: MediaItem, digest: str) -> Grid:
         preparation = self._preparation_of(item)
-        assert isinstance(preparation, VideoPreparation) and item.video is not None, "an item with a video"
+        assert isinstance(preparation, VideoPreparation), "an item with a video"
         if item.video.width * item.video.height > self._most_pixels:
             raise MediaRefused(f"has frames of {item.video.width} x {item.video.height} pixels, more than "
                                f"media.most_pixels ({self._most_pixels})")  # fmt: skip

@@ -24,20 +24,28 @@ class VideoFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     height: int
 
 
+NO_VIDEO = VideoFacts(0, 0.0, 0, 0)
+
+
 class MediaItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A medium that is to be prepared.
 
     `path` is below `data.media_root`; empty: the file lies in `data.media_store`, by its digest. `sha256` is
     the expected digest of the file in hex; empty: not checked. `grid` is what the prompt was made for;
     ANY_GRID: not checked. `genrm`: the GenRM whose model's processor prepares it; empty: the policy's.
-    `video` is what a video's file has to have; None: it is a picture.
+    `video` is what a video's file has to have; NO_VIDEO: it is a picture.
     """
 
     path: str
     sha256: str = ""
     grid: Grid = ANY_GRID
     genrm: str = ""
-    video: VideoFacts | None = None
+    video: VideoFacts = NO_VIDEO
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a video."""
+        return self.video.num_frames > 0
 
 
 def item_of_media(media: PlacedMedia, genrm: str = "") -> MediaItem:
@@ -45,9 +53,9 @@ def item_of_media(media: PlacedMedia, genrm: str = "") -> MediaItem:
     return MediaItem(media.ref.path, media.ref.sha256, media.file_grid, genrm, facts_of_video(media.ref))
 
 
-def facts_of_video(ref: MediaRef) -> VideoFacts | None:
-    """Returns what a reference says of a video; None: it is a picture's."""
-    return VideoFacts(ref.num_frames, ref.fps, ref.width, ref.height) if ref.is_video else None
+def facts_of_video(ref: MediaRef) -> VideoFacts:
+    """Returns what a reference says of a video; NO_VIDEO: it is a picture's."""
+    return VideoFacts(ref.num_frames, ref.fps, ref.width, ref.height) if ref.is_video else NO_VIDEO
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -95,7 +95,7 @@ def test_a_video_is_prepared_once_as_long_as_all_its_pairs() -> None:
     pairs = tuple(m.PlacedMedia(film, 9 * part, 4, GRID, part=part, num_parts=3) for part in range(3))
     rollout = m.Rollout(sample_id=0, turns=(m.Turn(m.pack_ids([0] * 30), media=(placed("a"), *pairs)),))
     picture, video = pictures_of([rollout, rollout])
-    assert (picture.grid, picture.video) == (GRID, None)
+    assert (picture.grid, picture.is_video) == (GRID, False)
     assert (video.grid, video.video) == ((3, 4, 4), VideoFacts(40, 8.0, 64, 64))
     assert [len(window) for window in windows_of([picture, video], 64)] == [2]
     assert [len(window) for window in windows_of([picture, video], 63)] == [1, 1]
