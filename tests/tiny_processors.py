@@ -37,7 +37,19 @@ def write_processor(folder: Path, family: str = "qwen3_vl", **changes: object) -
         if not (folder / "tokenizer.json").exists():
             (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": _AROUND}))
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    if family == "qwen3_vl":
+        write_video_processor(folder, settings)
     begin, end = _MARKS.get(family, ("vision_start_token_id", "vision_end_token_id"))
     config = {"model_type": family, "vision_config": vision, begin: 3, end: 4, "image_token_id": 5}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | {"video_token_id": 6}))
     return folder
+
+
+def write_video_processor(folder: Path, settings: dict[str, object], **changes: object) -> None:
+    """Writes video_preprocessor_config.json, with what is the same for pictures."""
+    own = {
+        "video_processor_type": "Qwen3VLVideoProcessor", "cap_pixels_per_frame": False,
+        "size": {"shortest_edge": 4 * 32 * 32, "longest_edge": 4 * 128 * 128},
+    }  # fmt: skip
+    shared = {key: value for key, value in settings.items() if key != "image_processor_type"}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(shared | own | changes))

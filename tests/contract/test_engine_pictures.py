@@ -17,20 +17,28 @@ from tests.integration.trainer.pictured import processed
 from tests.packages import needs
 from tests.tiny_models import publish_tensors, write_publication
 from tests.tiny_vision import KINDS, make_vision_model, probe_of_transformers, probe_rows
+from yatt.adapters.inputs.encoded_prompt import TimedVideos
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.node_local.media_file import media_digest
 from yatt.core.samples.placeholders import with_placeholders
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
 from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
-from yatt.errors import WorkerFailed
+from yatt.errors import ConfigError, WorkerFailed
 from yatt.media.kept import KeptFiles
 from yatt.media.prepare import load_preparation
+from yatt.media.videos import VideoPreparation
 from yatt.models.pictures.tokens import picture_tokens
+from yatt.models.pictures.videos import video_tokens
 from yatt.records import message as m
 
 pytestmark = needs("vllm")
 PAD, TOLERANCE = 5, 5e-6
+SAMPLING = (2.0, 64, 4096, 32_768)
 SIZES = {"first": (112, 84), "second": (56, 140)}
+FRAMES, RATE = 7, 3.0
+VIDEO = m.MediaRef("film", "film", 70, 100, FRAMES, RATE)
+"""Frames at a rate of which some are taken, as pairs of which the last has one frame twice."""
 
 
 def picture(name: str) -> Image.Image:
@@ -50,6 +58,10 @@ class Scene:
     files: KeptFiles
     preparation: Any
 
+    @property
+    def takes_videos(self) -> bool:
+        return "qwen3" in self.model.config.model_type
+
     def placed(self, *names: str) -> tuple[list[int], tuple[m.PlacedMedia, ...]]:
         """Ids of a prompt with these pictures, and their prepared files."""
         refs = [m.MediaRef(name, name, *SIZES[name]) for name in names]
@@ -57,6 +69,29 @@ class Scene:
         ids = [40, *[token for _ in names for token in tokens.mark_ids], *range(60, 72)]
         expanded, media = with_placeholders(ids, refs, tokens)
         return expanded, tuple(self._prepared(each) for each in media)
+
+    def placed_with_video(self) -> tuple[list[int], tuple[m.PlacedMedia, ...]]:
+        """Ids of a prompt with a picture, a video and the picture again; and their prepared files."""
+        tokenizer, taken = Tokenizer(self.options.model), video_tokens(self.options.model, *SAMPLING)
+        refs = [m.MediaRef("first", "first", *SIZES["first"])] * 2
+        ids = [40, 3, PAD, 4, 41, 3, 6, 4, 42, 43, 3, PAD, 4, *range(60, 72)]
+        timed = TimedVideos(taken, tokenizer)
+        expanded, media = with_placeholders(ids, [*refs, VIDEO], picture_tokens(self.options.model), timed)
+        assert [each.part for each in media] == [0, 0, 1, 0], "two pairs of frames"
+        return expanded, tuple(
+            self._prepared_video(each) if each.ref.is_video else self._prepared(each) for each in media
+        )
+
+    def _prepared_video(self, media: m.PlacedMedia) -> m.PlacedMedia:
+        preparation = VideoPreparation(video_tokens(self.options.model, *SAMPLING))
+        digest = media_digest(media.ref.sha256, preparation.digest)
+        with self.files.order(1), self.files.claimed_file(1, digest) as kept:
+            if kept is None:
+                taken = preparation.tokens.sampled_frames(FRAMES, RATE)
+                frames = (film()[number] for number in taken)
+                patches = preparation.patches_of_video(media.file_grid, frames, lambda: None)
+                self.files.keep_file(1, digest, media.file_grid, patches)
+        return msgspec.structs.replace(media, prepared=digest)
 
     def _prepared(self, media: m.PlacedMedia) -> m.PlacedMedia:
         digest = media_digest(media.ref.sha256, self.preparation.digest)
@@ -84,6 +119,34 @@ class Scene:
     def difference(self, prompt: list[int], given: m.Completed, *names: str) -> float:
         expected = self.expected(prompt, m.unpack_ids(given.token_ids), *names)
         return float((torch.tensor(m.unpack_floats(given.logprobs)) - expected).abs().max())
+
+
+def film() -> list[Any]:
+    draw = np.random.default_rng(7)
+    return list(draw.integers(0, 256, (FRAMES, VIDEO.height, VIDEO.width, 3), dtype=np.uint8))
+
+
+def logprobs_with_video(scene: Scene, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """transformers' log-probs of a completion of `Scene.placed_with_video`; it samples frames itself."""
+    from transformers.models.qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    ids = torch.tensor([[*prompt, *completion]])
+    processor = Qwen3VLVideoProcessor.from_pretrained(scene.options.model)
+    rate = VideoMetadata(total_num_frames=FRAMES, fps=RATE)
+    made = processor([np.stack(film())], video_metadata=[rate], fps=SAMPLING[0], return_tensors="pt")
+    pictures = scene.processor(images=[picture("first")] * 2, return_tensors="pt")
+    types = (ids == PAD).int() + 2 * (ids == 6).int()
+    types[0, len(prompt) :] = 0
+    completed = torch.tensor(completion)
+    assert not set(completion) & {PAD, 6}, "transformers takes those for pictures"
+    with torch.no_grad():
+        logits = scene.model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=types, **pictures,
+            pixel_values_videos=made["pixel_values_videos"], video_grid_thw=made["video_grid_thw"],
+        ).logits  # fmt: skip
+    rows = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    return rows.gather(1, completed[:, None])[:, 0]
 
 
 def _logprobs(scene: Scene, ids_1T: torch.Tensor, start: int, names: tuple[str, ...]) -> torch.Tensor:
@@ -115,7 +178,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     model = make_vision_model(folder / "model", request.param)
     options = options_for(
-        model, deterministic=False, max_model_tokens=256, takes_pictures=True, most_pictures=2,
+        model, deterministic=False, max_model_tokens=256, takes_pictures=True, most_pictures=4,
         media_folder=str(folder / "media"),
     )  # fmt: skip
     engine = build_engine("vllm", options)
@@ -137,6 +200,26 @@ def test_log_probs_are_those_of_transformers(scene: Scene, names: tuple[str, ...
     if names:
         blind = scene.expected(ids, m.unpack_ids(given.token_ids))
         assert float((torch.tensor(m.unpack_floats(given.logprobs)) - blind).abs().max()) > 1e-2, "it looks"
+
+
+def test_log_probs_with_a_video_are_those_of_transformers(scene: Scene) -> None:
+    """Each pair of frames is a picture for vLLM; its time is text. What takes time is an engine's start,
+    which a whole run has too."""
+    if not scene.takes_videos:
+        with pytest.raises(ConfigError, match="videos are taken by models of the types qwen3_vl"):
+            video_tokens(scene.options.model, *SAMPLING)
+        return
+    ids, media = scene.placed_with_video()
+    given = scene.completed(ids, media)
+    completion, found = m.unpack_ids(given.token_ids), torch.tensor(m.unpack_floats(given.logprobs))
+    expected = logprobs_with_video(scene, ids, completion)
+    assert float((found - expected).abs().max()) <= TOLERANCE
+    first, pair, other, last = media
+    turned = first, msgspec.structs.replace(pair, part=1), msgspec.structs.replace(other, part=0), last
+    asked = m.pack_ids([*ids, *completion[:-1]])
+    wrong = scene.completed(ids, turned, prompt_ids=asked, max_tokens=1, request_id="1")
+    right = scene.completed(ids, media, prompt_ids=asked, max_tokens=1, request_id="2")
+    assert m.unpack_floats(right.logprobs) != m.unpack_floats(wrong.logprobs), "it looks at their order"
 
 
 def test_a_completion_that_goes_on_elsewhere_has_the_same_log_probs(scene: Scene) -> None:
@@ -205,8 +288,8 @@ def test_completions_of_a_prompt_share_its_pixels_as_long_as_one_has_them(scene:
 def test_requests_that_this_engine_cannot_serve_are_refused(scene: Scene) -> None:
     """The time is that of two engines' starts, which a whole run has too."""
     ids, media = scene.placed("first")
-    with pytest.raises(ValueError, match="has 3 pictures; this engine takes 2"):
-        scene.completed(ids, media * 3)
+    with pytest.raises(ValueError, match="has 5 pictures; this engine takes 4"):
+        scene.completed(ids, media * 5)
     gone = msgspec.structs.replace(media[0], prepared="0" * 64)
     with pytest.raises(WorkerFailed, match="a prepared picture cannot be read"):
         scene.completed(ids, (gone,))

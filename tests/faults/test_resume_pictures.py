@@ -21,6 +21,7 @@ from tests.faults.test_resume_exact import (
 )
 from tests.runs import RunFile, living, rows, yatt
 from tests.tiny_vision import make_vision_model
+from tests.videos import encoded_frames, encoded_video, frames_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 SEEING_KILLS = 3
@@ -69,13 +70,33 @@ def with_pictures(folder: Path, **more: dict[str, Any]) -> RunFile:
     )
 
 
+def add_videos(folder: Path) -> None:
+    """Gives every fourth row a video in place of a picture: a file, or pictures that are frames."""
+    frames = frames_of(12, 64, 48)
+    (folder / "pictures" / "film.mp4").write_bytes(encoded_video(frames, 6.0))
+    for number, data in enumerate(encoded_frames(frames[:3])):
+        (folder / "pictures" / f"frame-{number}.png").write_bytes(data)
+    listed = {"video": [f"frame-{number}.png" for number in range(3)]}
+    lines = []
+    for number, line in enumerate((folder / "train.jsonl").read_text().splitlines()):
+        row = json.loads(line) | {"videos": []}
+        if number % 4 == 3:
+            video = {"video": "film.mp4"} if number % 8 == 3 else listed
+            row |= {"prompt": f"<video><image>{number} is", "images": row["images"][:1], "videos": [video]}
+        lines.append(json.dumps(row) + "\n")
+    (folder / "train.jsonl").write_text("".join(lines))
+
+
 def scripted_run(folder: Path) -> RunFile:
-    """With an environment, scripted engines and a scripted trainer."""
+    """With videos, an environment, scripted engines and a scripted trainer."""
     run = with_pictures(
-        folder, trainer={"total_iterations": ITERATIONS}, model={"trainer": "scripted"},
+        folder, model={"trainer": "scripted"},
+        trainer={"total_iterations": ITERATIONS, "max_tokens_per_micro_batch": 192},
         environment={"path": str(folder / "environment.py"), "max_turns": 3, "images": True},
         rollout={"max_response_tokens": 64},
+        data={"media_root": str(folder / "pictures"), "max_prompt_tokens": 128},
     )  # fmt: skip
+    add_videos(folder)
     (folder / "policy" / "scripted.json").write_text("{}")
     (folder / "environment.py").write_text(ENVIRONMENT)
     return run
@@ -111,6 +132,7 @@ def test_pictures_were_prepared_and_shared(twins: tuple[RunFile, RunFile, list[s
     calm, _, hits = twins
     samples = [row for row in rows(calm.run_dir / "samples.jsonl") if row.get("kind") == "sample"]
     assert {len(row["media"]) for row in samples} == {1, 2, 3, 4}, "of the prompt, and of two answers"
+    assert any("film.mp4" in row["media"] for row in samples)
     assert "yatt.media" in hits
 
 

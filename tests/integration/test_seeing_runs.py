@@ -17,10 +17,11 @@ from tests.pictures import write_geometry
 from tests.runs import rows, yatt
 from tests.tiny_vision import KINDS, make_vision_model, transpose_experts
 from tests.unit.adapters.test_judge_api import Service, says
+from tests.videos import write_films
 from yatt.adapters.inputs.model_family import has_turned_experts
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
-NUM_ROWS = 8
+NUM_ROWS, MEDIA = 8, {"video": {"max_frames": 6}}
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert extra_info["index"] == int(ground_truth) and data_source == "hiyouga/geometry3k"
@@ -74,18 +75,20 @@ def check_questions(service: Service, source: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, TURNED])
 def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) -> None:
-    """A whole run: each part has its own tests, and this is the first time that they meet."""
+    """A whole run: each part has its own tests, and this is the first time that they meet. Of Qwen3-VL, with
+    videos: files and lists of frames."""
     policy = Path(make_vision_model(tmp_path / "policy", kind.split()[0]))
     source = load_file(policy / "model.safetensors")
     if kind == TURNED:
         transpose_experts(policy / "model.safetensors")
         assert has_turned_experts(str(policy))
-    file = write_geometry(tmp_path / "train.parquet", rows=NUM_ROWS)
+    write = write_films if kind == "qwen3_vl" else write_geometry
+    file = write(tmp_path / "train.parquet", rows=NUM_ROWS)
     (tmp_path / "reward.py").write_text(REWARD)
     config = {
         "run": {"dir": str(tmp_path / "run")}, "model": {"path": str(policy), "dtype": "float32"},
-        "data": {"train_files": [str(file)], "val_files": [str(file)], "max_prompt_tokens": 96},
-        "rewards": [{"name": "length", "path": str(tmp_path / "reward.py")}],
+        "data": {"train_files": [str(file)], "val_files": [str(file)], "max_prompt_tokens": 160},
+        "rewards": [{"name": "length", "path": str(tmp_path / "reward.py")}], "media": MEDIA,
         "rollout": {
             "engine": "vllm", "n": 2, "max_response_tokens": 6, "kv_cache_bytes": 32 << 20,
             "enforce_eager": True, "max_num_seqs": 16,
@@ -118,6 +121,9 @@ def test_a_file_of_verl_is_checked_run_and_evaluated(tmp_path: Path, kind: str) 
     tower = "visual", "vision_tower", "multi_modal_projector"
     fixed = {name for name in source if name.endswith("correction_bias") or any(map(name.count, tower))}
     assert changed == source.keys() - fixed, "the tower is frozen"
+    samples = [row for row in rows(tmp_path / "run" / "samples.jsonl") if row["kind"] == "sample"]
+    assert samples and not any(row["failed"] for row in samples)
+    assert {len(row["media"]) for row in samples} <= {1, 2}, "a video is named once"
 
 
 MAZE = """

@@ -10,7 +10,7 @@ from tools.house import House, fields_of
 
 PACKAGE = Path(__file__).parents[2] / "yatt"
 HOUSE = House()
-MOST_MODULES, MOST_FRAGMENTS, MOST_LINES, MOST_IN_FUNCTION = 14, 43, 400, 60
+MOST_MODULES, MOST_FRAGMENTS, MOST_LINES, MOST_IN_FUNCTION = 14, 44, 400, 60
 MOST_SHORT_NAMES = 70
 
 SHARED_NAMES = {
@@ -44,9 +44,9 @@ LARGE_CLASSES = """
 """Classes with more than ten fields, without records and sections of the config."""
 
 LINES = {
-    "control": 12300, "launch": 10400, "adapters": 10550, "core": 7400, "trainer": 7350, "obs": 5350,
-    "config": 4350, "checkpoint": 4100, "cli": 3700, "forecast": 3500, "engine": 2950, "models": 2850,
-    "records": 1600, "reward": 1450, "evaluation": 1250, "weights": 1050, "media": 1210, ".": 700,
+    "control": 12300, "launch": 10650, "adapters": 10750, "core": 7400, "trainer": 7350, "obs": 5350,
+    "config": 4400, "checkpoint": 4100, "cli": 3700, "forecast": 3500, "engine": 2950, "models": 3100,
+    "records": 1650, "reward": 1450, "evaluation": 1250, "weights": 1050, "media": 1650, ".": 700,
     "uploader": 700, "algo": 600, "collectives": 250, "genrm": 50, "rollout": 50,
 }  # fmt: skip
 """Most lines of each package (".": modules of no package). Raise one only with an ADR that says what for."""

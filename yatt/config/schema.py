@@ -101,7 +101,9 @@ class DataSection:
     belongs."""
 
     video_key: Annotated[str, LINE] = "videos"
-    """Column of a prompt's videos. They are not taken yet: a row that has one is refused."""
+    """Column of a prompt's videos, for Qwen3-VL: paths below `media_root` of files (MP4, WebM, Matroska),
+    lists of frames, or objects with `path`, `bytes` or `video`, as in verl's files. `<video>` stands in the
+    prompt where each belongs."""
 
     media_root: Annotated[str, FILE] = ""
     """Folder of the files that rows name, on every node. Rows cannot name others, nor addresses."""

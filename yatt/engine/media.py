@@ -1,8 +1,9 @@
 """The pictures of a request: prepared files of this node, which an engine maps."""
 
+import itertools
 from pathlib import Path
 
-from yatt.adapters.node_local.prepared_media import PreparedMedia, open_prepared
+from yatt.adapters.node_local.prepared_media import PreparedMedia, open_prepared, parts_of_prepared
 from yatt.engine.protocol import EngineOptions
 from yatt.errors import WorkerFailed
 from yatt.records.message import PlacedMedia, SampleRequest
@@ -18,7 +19,7 @@ def prepared_pictures(sample: SampleRequest, options: EngineOptions) -> list[Pre
 
 
 def prepared_picture(media: PlacedMedia, options: EngineOptions) -> PreparedMedia:
-    """Maps the prepared file of one picture.
+    """Maps the prepared file of one picture; of a video, the pair of frames that this is.
 
     Raises:
         WorkerFailed: as `prepared_pictures`.
@@ -27,11 +28,11 @@ def prepared_picture(media: PlacedMedia, options: EngineOptions) -> PreparedMedi
         found = open_prepared(Path(options.media_folder), media.prepared)
     except (OSError, ValueError) as error:
         raise WorkerFailed(f"a prepared picture cannot be read: {error}") from error
-    if found.grid != media.grid:
+    if found.grid != media.file_grid:
         raise WorkerFailed(
-            f"the prepared picture {media.prepared} has the grid {found.grid}, not {media.grid}"
+            f"the prepared picture {media.prepared} has the grid {found.grid}, not {media.file_grid}"
         )
-    return found
+    return next(itertools.islice(parts_of_prepared(found), media.part, None))
 
 
 def refuse_media(sample: SampleRequest) -> None:

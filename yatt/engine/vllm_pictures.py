@@ -3,7 +3,8 @@
 vLLM never sees a picture file: it would expand ids a second time, and prepare pixels by its own settings. It
 normalises the bytes on the device (`mm_device_do_normalize`), so engines without that are refused; but for
 tiles its code cannot, so they are normalised here. The hash of a picture names file and preparation: vLLM
-keeps features by it.
+keeps features by it. Each pair of a video's frames is a picture for vLLM: it asks for places and grids, and
+not which placeholder token stands there.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ class PictureInputs:
     def __init__(self, options: EngineOptions) -> None:
         self._options, self._tokens = options, unlimited_tokens(options.model)
         self._made = item_maker(options.model, self._tokens)
-        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int]], Any] = WeakValueDictionary()
+        self._items: WeakValueDictionary[tuple[str, tuple[int, int, int], int], Any] = WeakValueDictionary()
 
     def input_of(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
         """Returns vLLM's input for a request; its `prompt_ids` have placeholder tokens.
@@ -94,7 +95,7 @@ class PictureInputs:
         return _input_of(ids, media, [self._made(noise_picture(self._tokens))])
 
     def _item(self, media: m.PlacedMedia) -> Any:
-        key = media.prepared, media.grid
+        key = media.prepared, media.file_grid, media.part
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = self._made(prepared_picture(media, self._options))
@@ -106,7 +107,7 @@ def _input_of(ids: list[int], media: Sequence[m.PlacedMedia], items: Sequence[An
     from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 
     places = [PlaceholderRange(offset=each.start, length=each.num_tokens) for each in media]
-    hashes = [each.prepared for each in media]
+    hashes = [f"{each.prepared}.{each.part}" if each.ref.is_video else each.prepared for each in media]
     return mm_input(ids, MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places})
 
 

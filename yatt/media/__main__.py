@@ -36,6 +36,7 @@ from yatt.media.fetch import MediaSources
 from yatt.media.kept import KeptFiles
 from yatt.media.making import PictureForm, PictureMaker
 from yatt.media.prepare import load_preparation
+from yatt.media.videos import load_video_preparation
 from yatt.paths import RunPaths
 from yatt.records import message as m
 from yatt.records.media import MOST_ITEMS, media_name
@@ -165,6 +166,11 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
     worker = MediaWorker(files, media.timeout_s)
     sources = MediaSources(data.media_root, data.media_store, media.storage_options, media.timeout_s)
     maker = PictureMaker(sources, preparations, files, media.most_pixels, worker.tick)
+    video = media.video
+    maker.videos = partial(
+        load_video_preparation, config.model.path, video.fps, video.max_frames, video.min_pixels,
+        video.max_pixels,
+    )  # fmt: skip
     worker.attach_maker(maker)
     limit = data_bytes() + maker.memory.size_bytes + SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

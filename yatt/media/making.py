@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,12 +18,14 @@ from PIL import Image
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.media import MOST_BYTES
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
+from yatt.adapters.inputs.video_files import FrameList, frame_list, is_frame_list
 from yatt.adapters.node_local.media_file import media_digest
 from yatt.core.samples.kept_media import NoRoom
 from yatt.errors import YattError, error_line
 from yatt.media.decode import decode_picture
 from yatt.media.fetch import MediaSource, MediaSources
 from yatt.media.kept import KeptFiles
+from yatt.media.videos import VideoPreparation, decoded_frames
 from yatt.printable import printable
 from yatt.records.media import ANY_GRID, Grid, MediaFault, MediaItem, PreparedItem, media_name
 
@@ -72,7 +74,7 @@ class PictureForm(Protocol):
 
 
 class PictureMaker:
-    """Makes prepared files of pictures.
+    """Makes prepared files of pictures and videos.
 
     Args:
         preparations: by the GenRM's name; the empty name is the policy.
@@ -90,6 +92,9 @@ class PictureMaker:
     ) -> None:  # fmt: skip
         self._sources, self._preparations, self._files = sources, preparations, files
         self._most_pixels, self._tick = most_pixels, tick
+        self.videos: Callable[[], VideoPreparation] | None = None
+        """How the policy's videos are prepared; None: they are refused."""
+
         self.memory = MemoryBudget(MOST_BYTES + BYTES_PER_PIXEL * most_pixels)
         self.reading: set[tuple[int, int]] = set()
 
@@ -118,9 +123,10 @@ class PictureMaker:
         if not item.sha256:
             with self._reading(order, index, item) as source:
                 item = msgspec.structs.replace(item, sha256=source.content_digest())
-        digest = media_digest(item.sha256, self._preparations[item.genrm].digest)
+        make = self._make_video if item.is_video else self._make
+        digest = media_digest(item.sha256, self._preparation_of(item).digest)
         with self._files.claimed_file(order, digest) as shape:
-            grid = shape.grid if shape is not None else self._make(order, index, item, digest)
+            grid = shape.grid if shape is not None else make(order, index, item, digest)
         _check_grid(grid, item)
         return PreparedItem(index, digest, grid)
 
@@ -141,6 +147,56 @@ class PictureMaker:
             _check_grid(grid, item)
             self._files.keep_file(order, digest, grid, patches)
         return grid
+
+    def _preparation_of(self, item: MediaItem) -> PictureForm | VideoPreparation:
+        if not item.is_video:
+            return self._preparations[item.genrm]
+        if self.videos is None or item.genrm:
+            raise MediaRefused("is a video, and only the policy is shown some")
+        return self.videos()
+
+    def _make_video(self, order: int, index: int, item: MediaItem, digest: str) -> Grid:
+        preparation = self._preparation_of(item)
+        assert isinstance(preparation, VideoPreparation), "an item with a video"
+        if item.video.width * item.video.height > self._most_pixels:
+            raise MediaRefused(f"has frames of {item.video.width} x {item.video.height} pixels, more than "
+                               f"media.most_pixels ({self._most_pixels})")  # fmt: skip
+        grid = preparation.grid_of_facts(item.video)
+        _check_grid(grid, item)
+        with contextlib.ExitStack() as stack:
+            with self._reading(order, index, item) as source:
+                needed = source.size_bytes + preparation.memory_bytes(item.video)
+                stack.enter_context(self.memory.taken(needed))
+                data = source.content(item.sha256)
+            self._tick()
+            wanted = preparation.tokens.sampled_frames(item.video.num_frames, item.video.fps)
+            if is_frame_list(data):
+                listed = frame_list(data)
+                if (len(listed.frames), listed.fps) != (item.video.num_frames, item.video.fps):
+                    raise MediaRefused("has other frames than when the data was made")
+                frames = self._listed_frames(listed, wanted, (item.video.width, item.video.height))
+            else:
+                frames = decoded_frames(data, item.video, wanted)
+            patches = preparation.patches_of_video(grid, frames, self._tick)
+            self._files.keep_file(order, digest, grid, patches)
+        return grid
+
+    def _listed_frames(
+        self, listed: FrameList, wanted: Sequence[int], size: tuple[int, int]
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yields some of the pictures that a file names as frames of a video, each read when it is needed."""
+        for number in wanted:
+            frame = listed.frames[number]
+            try:
+                with self._sources.opened_source(MediaItem(frame.path, frame.sha256)) as source:
+                    data = source.content(frame.sha256)
+                picture = decode_picture(data, self._most_pixels)
+                if picture.size != size:
+                    raise MediaRefused(f"has {picture.size[0]} x {picture.size[1]} pixels, not {size}")
+                yield np.asarray(picture)
+            except MediaRefused as error:
+                name = media_name(MediaItem(frame.path, frame.sha256))
+                raise MediaRefused(f"names {name} as its frame {number + 1}, which {error}") from error
 
     @contextlib.contextmanager
     def _reading(self, order: int, index: int, item: MediaItem) -> Iterator[MediaSource]:

@@ -18,13 +18,14 @@ from yatt.adapters.inputs.media import media_of
 from yatt.adapters.node_local.prepared_media import INDEX
 from yatt.adapters.processes.watched_trial import Stages, answer_watched
 from yatt.config.load import load_as
-from yatt.config.sections.sft import SftConfig, sft_rules
+from yatt.config.sections.sft import VIDEOS, SftConfig, sft_rules
 from yatt.errors import ConfigError
 from yatt.media.fetch import MediaSources
 from yatt.media.kept import KeptFiles
 from yatt.media.making import PictureMaker
 from yatt.media.prepare import load_preparation
-from yatt.records.media import MediaFault, MediaItem, PreparedItem
+from yatt.media.videos import load_video_preparation
+from yatt.records.media import MediaFault, MediaItem, PreparedItem, facts_of_video
 
 MOST_BYTES = 1 << 50
 """Of all files together: no limit, since they are on disk."""
@@ -48,6 +49,10 @@ def prepare_files(stages: Stages, file: str, folder: str) -> tuple[list[ConfigEr
     sources = MediaSources(config.media_root, config.media_store, media.storage_options, media.timeout_s)
     files = KeptFiles(Path(folder), MOST_BYTES)
     maker = PictureMaker(sources, {"": preparation}, files, media.most_pixels, stages.tick)
+    video = media.video
+    maker.videos = partial(
+        load_video_preparation, config.start, video.fps, video.max_frames, video.min_pixels, video.max_pixels
+    )
     found, faults = dict[str, str](), list[MediaFault]()
     items = _pictures(config, stages.tick)
     what = f"preparing the pictures of {', '.join(filter(None, _data_files(config)))}"
@@ -86,7 +91,8 @@ def _pictures(config: SftConfig, tick: Callable[[], None]) -> list[MediaItem]:
     for path in filter(None, _data_files(config)):
         for raw, place in raw_rows(Path(path)):
             refs = media_of(raw.get(config.image_key), place)
-            found.update((MediaItem(ref.path, ref.sha256), None) for ref in refs)
+            refs += media_of(raw.get(VIDEOS), place, are_videos=True)
+            found.update((MediaItem(ref.path, ref.sha256, video=facts_of_video(ref)), None) for ref in refs)
             tick()
     return list(found)
 

@@ -13,25 +13,38 @@ ENVIRONMENT = "environment"
 IMAGE_MARK = "<image>"
 """Stands in the text of a prompt for a picture."""
 
+VIDEO_MARK = "<video>"
+"""Stands in the text of a prompt for a video."""
+
 
 class MediaRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A picture's file. Only its reference travels.
+    """A picture's file, or a video's. Only its reference travels.
 
     `path` is relative to `data.media_root`; empty: the file lies in `data.media_store`, by its digest.
     `sha256` is the file's digest in hex, `width` and `height` are the picture's pixels as it is shown.
+    `num_frames` are those of a video, `fps` are its frames a second; 0: a picture.
     """
 
     path: str
     sha256: str
     width: int
     height: int
+    num_frames: int = 0
+    fps: float = 0.0
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a video."""
+        return self.num_frames > 0
 
 
 class PlacedMedia(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A picture in a turn: the tokens `start` to `start + num_tokens` of the turn stand for it.
+    """A picture in a turn, or one pair of a video's frames: the tokens `start` to `start + num_tokens` of the
+    turn stand for it.
 
     `grid` is the number of patches in time, height and width. `prepared` is the digest of the prepared file
-    on an engine's node; its controller fills it in for the engine.
+    on an engine's node; its controller fills it in for the engine. The file has `num_parts` pairs of frames,
+    of which this is number `part`; a picture's has one part.
     """
 
     ref: MediaRef
@@ -39,6 +52,13 @@ class PlacedMedia(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     num_tokens: int
     grid: tuple[int, int, int]
     prepared: str = ""
+    part: int = 0
+    num_parts: int = 1
+
+    @property
+    def file_grid(self) -> tuple[int, int, int]:
+        """The grid of the whole prepared file."""
+        return self.num_parts * self.grid[0], *self.grid[1:]
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 import msgspec
 
 from yatt.printable import printable
+from yatt.records.episode import MediaRef, PlacedMedia
 from yatt.records.order import Message, Order
 
 MOST_ITEMS = 1024
@@ -14,18 +15,47 @@ Grid = tuple[int, int, int]
 ANY_GRID: Grid = (0, 0, 0)
 
 
+class VideoFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a video's file has: frames, frames a second, and pixels of a frame as it is shown."""
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+
+
+NO_VIDEO = VideoFacts(0, 0.0, 0, 0)
+
+
 class MediaItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A medium that is to be prepared.
 
     `path` is below `data.media_root`; empty: the file lies in `data.media_store`, by its digest. `sha256` is
     the expected digest of the file in hex; empty: not checked. `grid` is what the prompt was made for;
     ANY_GRID: not checked. `genrm`: the GenRM whose model's processor prepares it; empty: the policy's.
+    `video` is what a video's file has to have; NO_VIDEO: it is a picture.
     """
 
     path: str
     sha256: str = ""
     grid: Grid = ANY_GRID
     genrm: str = ""
+    video: VideoFacts = NO_VIDEO
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a video."""
+        return self.video.num_frames > 0
+
+
+def item_of_media(media: PlacedMedia, genrm: str = "") -> MediaItem:
+    """Returns what is to be prepared for a medium of a prompt; the same for all parts of a video."""
+    return MediaItem(media.ref.path, media.ref.sha256, media.file_grid, genrm, facts_of_video(media.ref))
+
+
+def facts_of_video(ref: MediaRef) -> VideoFacts:
+    """Returns what a reference says of a video; NO_VIDEO: it is a picture's."""
+    return VideoFacts(ref.num_frames, ref.fps, ref.width, ref.height) if ref.is_video else NO_VIDEO
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

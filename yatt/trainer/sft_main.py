@@ -13,7 +13,7 @@ from typing import Any
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_as
 from yatt.config.schema import DataSection
-from yatt.config.sections.sft import NewModel, SftConfig, sft_rules
+from yatt.config.sections.sft import VIDEOS, NewModel, SftConfig, sft_rules
 from yatt.errors import ConfigError, YattError
 from yatt.models.families import FAMILIES
 from yatt.models.folder import decoder_config
@@ -47,7 +47,10 @@ def train_model(config: SftConfig) -> None:
         seed=config.seed, threads=config.threads, vision=config.vision, prepared=prepared,
     )  # fmt: skip
     data = DataSection(
-        train_files=(config.train_file,), image_key=config.image_key, media_store=config.media_store
+        train_files=(config.train_file,),
+        image_key=config.image_key,
+        video_key=VIDEOS,
+        media_store=config.media_store,
     )
     seeing = replace(sft_run_config(folder, settings), data=data, media=config.media) if prepared else None
     examples = read_examples(Path(config.train_file), tokenizer, folder, limit, seeing)

@@ -49,9 +49,9 @@ def read_examples(
     examples = []
     for raw, place in raw_rows(path):
         if seeing is not None:
-            raw = {key: with_picture_marks(value) if key in CHATS else value for key, value in raw.items()}
+            raw = _with_marks(raw, seeing)
         example = _example(raw, place, tokenizer, ends)
-        if seeing is not None and seeing.data.image_key in raw:
+        if seeing is not None and not raw.keys().isdisjoint((seeing.data.image_key, seeing.data.video_key)):
             asked = {**raw, seeing.data.prompt_key: _prompt_of(raw)}
             prompt = encode_prompt(data_row(asked, place, seeing.data), tokenizer, seeing)
             example = example._replace(prompt=prompt.ids, media=prompt.media)
@@ -67,6 +67,15 @@ def read_examples(
     if not examples:
         raise ConfigError(f"{path}: no rows.")
     return examples
+
+
+def _with_marks(raw: dict[str, Any], seeing: RunConfig) -> dict[str, Any]:
+    """The row with text in place of parts of messages."""
+    has_videos = seeing.data.video_key in raw
+    return {
+        key: with_picture_marks(value, has_videos=has_videos) if key in CHATS else value
+        for key, value in raw.items()
+    }
 
 
 def _prompt_of(raw: dict[str, Any]) -> Any:

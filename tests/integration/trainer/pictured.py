@@ -14,7 +14,12 @@ SIZES = {"first": (112, 84), "second": (56, 140), "third": (64, 96)}
 SHOWN = ((), ("first", "second"), ("third",), ("first",))
 """Pictures of the prompt groups, in turn."""
 
-BEGIN, PAD, END, OTHER = 3, 5, 4, 60
+FILM, NUM_FRAMES, RATE, FILM_SIZE = "film", 7, 3.0, (70, 100)
+SAMPLING = (2.0, 64, 4096, 32_768)
+SHOWN_WITH_VIDEO = (*SHOWN[:2], ("third", FILM, "first"), (FILM,))
+"""As `SHOWN`, for models that take videos: four of its frames are taken, which are two pairs."""
+
+BEGIN, PAD, END, OTHER, VIDEO_PAD, TIME = 3, 5, 4, 60, 6, 61
 """Tokens around and for pictures; samples have the second one as text too. `OTHER` is a token of text."""
 
 
@@ -37,8 +42,17 @@ def picture(name: str) -> Any:
     return Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+def film() -> Any:
+    """The frames of a video of noise."""
+    import numpy as np
+
+    width, height = FILM_SIZE
+    return np.random.default_rng(7).integers(0, 256, (NUM_FRAMES, height, width, 3), dtype=np.uint8)
+
+
 def prepare_pictures(folder: Path, model: str) -> str:
-    """Writes the prepared files of all pictures, as a model's media process does; returns the folder."""
+    """Writes the prepared files of all pictures, and of a video if the model takes some, as a model's media
+    process does; returns the folder."""
     from yatt.adapters.node_local.media_file import media_digest
     from yatt.media.kept import KeptFiles
     from yatt.media.prepare import load_preparation
@@ -54,8 +68,25 @@ def prepare_pictures(folder: Path, model: str) -> str:
             with files.claimed_file(1, digest):
                 files.keep_file(1, digest, grid, patches)
             table[name] = Placed(grid, tokens.placeholder_ids(grid).count(PAD), name, digest)
+        if "Qwen3" in json.loads(Path(model, "config.json").read_text())["architectures"][0]:
+            table[FILM] = _prepare_film(files, model)
     (folder / "table.json").write_text(json.dumps(table))
     return str(folder)
+
+
+def _prepare_film(files: Any, model: str) -> Placed:
+    from yatt.adapters.node_local.media_file import media_digest
+    from yatt.media.videos import VideoPreparation
+    from yatt.models.pictures.videos import video_tokens
+
+    preparation = VideoPreparation(video_tokens(model, *SAMPLING))
+    taken = preparation.tokens.sampled_frames(NUM_FRAMES, RATE)
+    grid = preparation.tokens.grid_of_video(*FILM_SIZE, len(taken))
+    digest = media_digest(FILM, preparation.digest)
+    with files.claimed_file(1, digest):
+        frames = (film()[number] for number in taken)
+        files.keep_file(1, digest, grid, preparation.patches_of_video(grid, frames, lambda: None))
+    return Placed(grid, grid[1] * grid[2] // 4, FILM, digest)
 
 
 def pictures_in(folder: Path) -> dict[str, Placed]:
@@ -73,8 +104,12 @@ def with_pictures(
         prompt, *turns = rollout.turns
         ids, media = m.unpack_ids(prompt.token_ids), list[m.PlacedMedia]()
         first, rest = ids[:1], ids[1:]
-        for name in SHOWN[fact.prompt_group % len(SHOWN)]:
+        shown = SHOWN_WITH_VIDEO if FILM in table else SHOWN
+        for name in shown[fact.prompt_group % len(shown)]:
             each = table[name]
+            if name == FILM:
+                first += _put_film(each, len(first), media)
+                continue
             ref = m.MediaRef(f"{name}.png", each.sha256, *SIZES[name])
             media.append(m.PlacedMedia(ref, len(first) + 1, each.num_tokens, each.grid))
             first += [BEGIN, *[PAD] * each.num_tokens, END]
@@ -82,6 +117,20 @@ def with_pictures(
         found_facts.append(msgspec.structs.replace(fact, num_prompt_tokens=len(first) + len(rest)))
         found_rollouts.append(msgspec.structs.replace(rollout, turns=(prompt, *turns)))
     return tuple(found_facts), tuple(found_rollouts)
+
+
+def _put_film(film: Placed, start: int, media: list[m.PlacedMedia]) -> list[int]:
+    """The tokens of a video that begin at a place; notes its pairs of frames."""
+    pairs, height, width = film.grid
+    ref = m.MediaRef("film.mp4", film.sha256, *FILM_SIZE, NUM_FRAMES, RATE)
+    found = [BEGIN]
+    for part in range(pairs):
+        found += [TIME, TIME + part, BEGIN]
+        grid = 1, height, width
+        place = start + len(found)
+        media.append(m.PlacedMedia(ref, place, film.num_tokens, grid, part=part, num_parts=pairs))
+        found += [*[VIDEO_PAD] * film.num_tokens, END]
+    return [*found, END]
 
 
 def see_pictures(worker: Any, order: m.Train, folder: Path) -> None:
@@ -105,7 +154,7 @@ def transformers_logprobs(folder: Path) -> tuple[Any, Callable[[Any, m.Rollout],
 
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     model.get_input_embeddings().padding_idx = None  # in the samples it is a token like any other
-    return model, PicturedLogprobs(AutoImageProcessor.from_pretrained(folder))
+    return model, PicturedLogprobs(AutoImageProcessor.from_pretrained(folder), folder=folder)
 
 
 def processed(processor: Any, pictures: Sequence[Any]) -> dict[str, Any]:
@@ -121,10 +170,11 @@ class PicturedLogprobs:
     Args:
         processor: of the model.
         temperature: of the sampler.
+        folder: of the model, for samples with a video.
     """
 
-    def __init__(self, processor: Any, temperature: float = 0.8) -> None:
-        self._processor, self._temperature = processor, temperature
+    def __init__(self, processor: Any, temperature: float = 0.8, folder: Path | str = "") -> None:
+        self._processor, self._temperature, self._folder = processor, temperature, folder
 
     def __call__(self, model: Any, rollout: m.Rollout) -> torch.Tensor:
         prompt, said = (m.unpack_ids(turn.token_ids) for turn in rollout.turns)
@@ -132,13 +182,15 @@ class PicturedLogprobs:
         types = torch.zeros_like(ids, dtype=torch.int)
         inputs: dict[str, Any] = {}
         for each in rollout.turns[0].media:
-            types[0, each.start : each.start + each.num_tokens] = 1
-        if rollout.turns[0].media:
-            names = [each.ref.sha256 for each in rollout.turns[0].media]
+            types[0, each.start : each.start + each.num_tokens] = 2 if each.ref.is_video else 1
+        names = [each.ref.sha256 for each in rollout.turns[0].media if not each.ref.is_video]
+        if names:
             inputs = processed(self._processor, [picture(name) for name in names])
+        if (types == 2).any():
+            inputs |= self._film()
         plain = model.model.get_placeholder_mask
         model.model.get_placeholder_mask = lambda given, *rest, **more: plain(
-            torch.where((types == 0) & (given == PAD), OTHER, given), *rest, **more
+            torch.where((types == 0) & ((given == PAD) | (given == VIDEO_PAD)), OTHER, given), *rest, **more
         )
         try:
             more = {"mm_token_type_ids": types} if hasattr(model.model, "get_rope_index") else {}
@@ -147,3 +199,16 @@ class PicturedLogprobs:
             model.model.get_placeholder_mask = plain
         rows = (logits[len(prompt) - 1 : -1].float() / self._temperature).log_softmax(-1)
         return rows.gather(1, ids[0, len(prompt) :, None])[:, 0]
+
+    def _film(self) -> dict[str, Any]:
+        """The video by transformers' processor, which takes frames itself."""
+        from transformers.models.qwen3_vl import Qwen3VLVideoProcessor
+        from transformers.video_utils import VideoMetadata
+
+        processor = Qwen3VLVideoProcessor.from_pretrained(self._folder)
+        made = processor(
+            [film()], video_metadata=[VideoMetadata(total_num_frames=NUM_FRAMES, fps=RATE)], fps=SAMPLING[0],
+            return_tensors="pt",
+        )  # fmt: skip
+        assert made["video_grid_thw"].tolist() == [[2, 6, 4]]
+        return dict(made)

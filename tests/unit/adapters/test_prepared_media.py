@@ -15,7 +15,12 @@ from yatt.adapters.node_local.media_file import (
     media_head,
     shape_of_prepared,
 )
-from yatt.adapters.node_local.prepared_media import open_prepared
+from yatt.adapters.node_local.prepared_media import (
+    PreparedMedia,
+    open_prepared,
+    parts_of_prepared,
+    with_frames,
+)
 
 GRID, COLUMNS = (1, 4, 6), 12
 DIGEST = media_digest("a" * 64, "b" * 64)
@@ -93,3 +98,17 @@ def test_links_folders_and_pipes_are_not_opened(tmp_path: Path) -> None:
 def test_a_reader_needs_neither_torch_nor_an_image_library(module: str, without: set[str]) -> None:
     code = f"import sys, yatt.adapters.node_local.{module}; assert not {without} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_video_has_both_frames_in_a_row_and_parts() -> None:
+    rows = np.arange(3 * 4 * 24, dtype=np.int64).astype(np.uint8).reshape(12, 24)
+    video, picture = PreparedMedia((3, 2, 2), rows), PreparedMedia((1, 4, 6), PATCHES)
+    assert picture.is_still and not video.is_still
+    assert [each.grid for each in parts_of_prepared(video)] == [(1, 2, 2)] * 3
+    assert np.array_equal(np.concatenate([with_frames(each, 2) for each in parts_of_prepared(video)]), rows)
+    (whole,) = parts_of_prepared(picture)
+    planes = with_frames(whole, 2).reshape(24, 3, 2, -1)
+    assert np.array_equal(planes[:, :, 0], planes[:, :, 1])
+    sizes = [3 * frames * side**2 for frames in (1, 2) for side in range(1, 64)]
+    still = [PreparedMedia((1, 1, 1), np.zeros((1, size), np.uint8)).is_still for size in sizes]
+    assert still == [True] * 63 + [False] * 63

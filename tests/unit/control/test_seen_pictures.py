@@ -10,6 +10,7 @@ from yatt.control.gpus.processes.worker_plan import TRAINER, Worker
 from yatt.control.gpus.seen_pictures import PATCH_BYTES, TRIES, SeenPictures, pictures_of, windows_of
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.media import VideoFacts
 
 GRID = (1, 4, 4)
 
@@ -87,3 +88,14 @@ def test_a_file_that_vanished_is_prepared_again() -> None:
 def test_a_picture_that_cannot_be_used_any_more_is_named() -> None:
     with pytest.raises(WorkerFailed, match="that are to be trained on: bad is truncated"):
         Scene().show(sample(0, "a", "bad"))
+
+
+def test_a_video_is_prepared_once_as_long_as_all_its_pairs() -> None:
+    film = m.MediaRef("film", "film", 64, 64, 40, 8.0)
+    pairs = tuple(m.PlacedMedia(film, 9 * part, 4, GRID, part=part, num_parts=3) for part in range(3))
+    rollout = m.Rollout(sample_id=0, turns=(m.Turn(m.pack_ids([0] * 30), media=(placed("a"), *pairs)),))
+    picture, video = pictures_of([rollout, rollout])
+    assert (picture.grid, picture.is_video) == (GRID, False)
+    assert (video.grid, video.video) == ((3, 4, 4), VideoFacts(40, 8.0, 64, 64))
+    assert [len(window) for window in windows_of([picture, video], 64)] == [2]
+    assert [len(window) for window in windows_of([picture, video], 63)] == [1, 1]

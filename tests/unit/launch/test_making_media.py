@@ -15,6 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.runs import HANG_S
+from tests.tiny_processors import write_processor
 from yatt.adapters.files.patience import exit_code_of
 from yatt.adapters.inputs.data_rows import raw_rows
 from yatt.adapters.inputs.dataset import check_rows, read_data_rows
@@ -24,6 +25,7 @@ from yatt.launch.resolve.making_media import MediaMaking, write_with_references
 from yatt.media.fetch import MediaSources
 from yatt.records.media import MediaItem
 
+VIDEO = {"fps": 2.0, "max_frames": 64}
 PROMPT = [{"role": "user", "content": "What is in <image>?"}]
 
 
@@ -44,7 +46,8 @@ def root(tmp_path: Path) -> Path:
 def making(tmp_path: Path, root: Path) -> MediaMaking:
     return MediaMaking(
         image_key="images", video_key="videos", columns=None, root=str(root),
-        store=str(tmp_path / "store"), most_pixels=100_000, most_per_prompt=3,
+        store=str(tmp_path / "store"), most_pixels=100_000, most_per_prompt=3, video=VIDEO,
+        model=str(write_processor(tmp_path / "model", "qwen2_5_vl")),
     )  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def test_the_first_places_of_each_kind_of_fault_are_named(tmp_path: Path, making
     assert says.startswith("200 rows have pictures that cannot be used:")
     assert says.count("does not exist") == 3 and "none-2.png" in says
     assert "row 101: has 4 pictures, more than media.most_per_prompt (3)" in says
-    assert "row 151: column 'videos' has videos, which are not taken yet" in says
+    assert "row 151: column 'videos' has videos; model.path: " in says and "not 'qwen2_5_vl'" in says
     assert "and 195 more like these" in says
 
 

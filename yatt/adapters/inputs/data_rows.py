@@ -4,7 +4,7 @@ verl's columns are read unchanged; other names come from the config. Values keep
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from yatt.config.schema import DataSection, RunConfig
 from yatt.errors import ConfigError
 from yatt.plain_files import MAX_DEPTH, encoding_fault, is_deeper
 from yatt.printable import value_in_words
-from yatt.records.episode import IMAGE_MARK, MediaRef
+from yatt.records.episode import IMAGE_MARK, VIDEO_MARK, MediaRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,8 @@ def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
 
 def config_columns(data: DataSection) -> frozenset[str]:
     """Returns the columns at the top that the config names, and verl's `extra_info`."""
-    keys = (data.prompt_key, data.ground_truth_key, data.data_source_key, data.media_store and data.image_key)
+    keys = [data.prompt_key, data.ground_truth_key, data.data_source_key]
+    keys += [data.image_key, data.video_key] if data.media_store else []
     return frozenset(key.split(".", 1)[0] for key in keys if key) | {"extra_info"}
 
 
@@ -140,7 +141,7 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         prompt = without_nulls(prompt)
     media = _media_in(raw, place, data)
     if data.media_store:
-        prompt = with_picture_marks(prompt)
+        prompt = with_picture_marks(prompt, has_videos=data.video_key in raw)
     if not (isinstance(prompt, str) or _is_chat(prompt)) or not prompt:
         what = "has no" if prompt in (None, "", []) else "has an unreadable"
         raise ConfigError(
@@ -148,7 +149,9 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
             f"{{role, content}} messages, both text. The row: {value_in_words(raw)}. "
             f"Correct the row, or write the column in data.prompt_key."
         )
-    _refuse_other_marks(prompt, raw, len(media), place, data)
+    num_videos = sum(ref.is_video for ref in media)
+    _refuse_other_marks(prompt, raw, (data.image_key, IMAGE_MARK, len(media) - num_videos), place, data)
+    _refuse_other_marks(prompt, raw, (data.video_key, VIDEO_MARK, num_videos), place, data)
     source = _descend(raw, data.data_source_key)
     truth = _descend(raw, data.ground_truth_key) if data.ground_truth_key else None
     origin = data.default_data_source if source is None else str(source)
@@ -196,47 +199,65 @@ def _refuse_surrogates(text: str, name: str, place: str) -> None:
 
 
 def _media_in(raw: dict[str, Any], place: str, data: DataSection) -> tuple[MediaRef, ...]:
-    """Returns the pictures of a row; none if the model takes none."""
-    return media_of(raw.get(data.image_key), place) if data.media_store else ()
+    """Returns the pictures of a row, then its videos; none if the model takes none."""
+    if not data.media_store:
+        return ()
+    videos = media_of(raw.get(data.video_key), place, are_videos=True)
+    return (*media_of(raw.get(data.image_key), place), *videos)
 
 
-def with_picture_marks(prompt: Any) -> Any:
-    """Returns messages whose contents are text: parts become their text, and marks for pictures."""
+def with_picture_marks(prompt: Any, *, has_videos: bool = False) -> Any:
+    """Returns messages whose contents are text: parts become their text, and marks for pictures and videos.
+
+    Args:
+        has_videos: whether the row has a column of videos; else a part that is one is left as it is.
+    """
     if not isinstance(prompt, list):
         return prompt
+    marks = _MARKS if has_videos else {"image": IMAGE_MARK}
     return [
-        message | {"content": _text_of_parts(content)}
+        message | {"content": _text_of_parts(content, marks)}
         if isinstance(message, dict) and isinstance(content := message.get("content"), list)
         else message
         for message in prompt
     ]
 
 
-def _text_of_parts(parts: list[Any]) -> Any:
-    texts = [text for text in map(_part_text, parts) if text is not None]
+_MARKS = {"image": IMAGE_MARK, "video": VIDEO_MARK}
+
+
+def _text_of_parts(parts: list[Any], marks: Mapping[str, str]) -> Any:
+    texts = [text for part in parts if (text := _part_text(part, marks)) is not None]
     return "".join(texts) if len(texts) == len(parts) else parts  # refused by whoever reads it
 
 
-def _part_text(part: Any) -> str | None:
+def _part_text(part: Any, marks: Mapping[str, str]) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image":
-        return IMAGE_MARK
+    if isinstance(kind, str) and kind in marks:
+        return marks[kind]
     text = part.get("text") if kind == "text" else None
     return text if isinstance(text, str) else None
 
 
-def _refuse_other_marks(prompt: Any, raw: dict[str, Any], num: int, place: str, data: DataSection) -> None:
-    """Refuses a row whose prompt has more or fewer marks than the row has pictures.
+def _refuse_other_marks(
+    prompt: Any, raw: dict[str, Any], wanted: tuple[str, str, int], place: str, data: DataSection
+) -> None:
+    """Refuses a row whose prompt has more or fewer marks than the row has pictures, or videos.
 
     A mark in a row without the column is text.
+
+    Args:
+        wanted: the column, the mark, and how many the row has.
     """
-    if not data.media_store or data.image_key not in raw:
+    key, mark, num = wanted
+    if not data.media_store or key not in raw:
         return
     texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    if (marks := sum(text.count(IMAGE_MARK) for text in texts)) != num:
+    if (marks := sum(text.count(mark) for text in texts)) != num:
+        kind = "picture" if mark == IMAGE_MARK else "video"
         raise ConfigError(
-            f"{place}: its prompt has {marks} times {IMAGE_MARK}, but column '{data.image_key}' has {num} "
-            "pictures. Write the mark where each picture belongs."
+            f"{place}: its prompt has {marks} times {mark}, but column '{key}' has {num} {kind}s. Write the "
+            f"mark where each {kind} belongs."
         )
 
 

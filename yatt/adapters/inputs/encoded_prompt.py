@@ -1,19 +1,20 @@
-"""A data row's prompt as text and as token ids, with the placeholder tokens of its pictures."""
+"""A data row's prompt as text and as token ids, with the placeholder tokens of its pictures and videos."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from yatt.adapters.inputs.dataset import Row, prompt_text
-from yatt.adapters.inputs.text_parts import PICTURE, TextPart
+from yatt.adapters.inputs.text_parts import PICTURE, VIDEO, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.core.samples.placeholders import PictureTokens, with_placeholders
 from yatt.errors import ConfigError
 from yatt.models.pictures.tokens import picture_tokens
-from yatt.records.episode import IMAGE_MARK, MediaRef, PlacedMedia
+from yatt.models.pictures.videos import VideoTokens, video_tokens
+from yatt.records.episode import IMAGE_MARK, VIDEO_MARK, MediaRef, PlacedMedia
 
-_AT_MARKS = re.compile(f"({re.escape(IMAGE_MARK)})")
+_PARTS = {IMAGE_MARK: PICTURE, VIDEO_MARK: VIDEO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,33 @@ class EncodedPrompt:
     Attributes:
         text: for people and functions: without the model's control tokens; a mark stands for a picture.
         ids: with one token for each feature of a picture.
-        media: the pictures' places in `ids`.
+        media: the places in `ids` of pictures, and of the pairs of frames of videos.
     """
 
     text: str
     ids: list[int]
     media: tuple[PlacedMedia, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimedVideos:
+    """Videos as token ids: `TimedTokens` of a model's folder with its tokenizer."""
+
+    tokens: VideoTokens
+    tokenizer: Tokenizer
+
+    @property
+    def video_token_id(self) -> int:
+        """See TimedTokens."""
+        return self.tokens.video_token_id
+
+    def grid_of_ref(self, ref: MediaRef) -> tuple[int, int, int]:
+        """See TimedTokens."""
+        return self.tokens.grid_of_ref(ref)
+
+    def timed_ids(self, ref: MediaRef) -> list[list[int]]:
+        """See TimedTokens."""
+        return self.tokens.pair_ids(ref, self.tokenizer.encode_plain)
 
 
 def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> EncodedPrompt:
@@ -44,13 +66,21 @@ def encode_prompt(row: Row, tokenizer: Tokenizer, config: RunConfig) -> EncodedP
     if not row.media:
         return EncodedPrompt(text, _text_ids(row, text, tokenizer, config))
     tokens = picture_tokens(config.model.path, config.media.min_pixels, config.media.max_pixels)
+    timed = _timed_videos(tokenizer, config) if any(ref.is_video for ref in row.media) else None
     try:
-        ids, media = with_placeholders(_ids_with_marks(row, tokens, tokenizer, config), row.media, tokens)
+        with_marks = _ids_with_marks(row, tokens, timed, tokenizer, config)
+        ids, media = with_placeholders(with_marks, row.media, tokens, timed)
     except ValueError as error:
         raise ConfigError(
             f"a prompt with pictures cannot be encoded: {error}. It begins: {text[:80]!r}"
         ) from error
     return EncodedPrompt(text, ids, media)
+
+
+def _timed_videos(tokenizer: Tokenizer, config: RunConfig) -> TimedVideos:
+    asked = config.media.video
+    limits = asked.min_pixels, asked.max_pixels
+    return TimedVideos(video_tokens(config.model.path, asked.fps, asked.max_frames, *limits), tokenizer)
 
 
 def _text_ids(row: Row, text: str, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
@@ -59,13 +89,19 @@ def _text_ids(row: Row, text: str, tokenizer: Tokenizer, config: RunConfig) -> l
     return tokenizer.encode_parts([_plain_part(row, text, config)], adds_special=True)
 
 
-def _ids_with_marks(row: Row, tokens: PictureTokens, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
+def _ids_with_marks(
+    row: Row, tokens: PictureTokens, timed: TimedVideos | None, tokenizer: Tokenizer, config: RunConfig
+) -> list[int]:
     """Returns the ids of a prompt with one placeholder for each mark."""
+    marks = {VIDEO_MARK if ref.is_video else IMAGE_MARK for ref in row.media}
     if isinstance(row.prompt, list) and config.data.apply_chat_template:
-        messages = [message | {"content": _split(message["content"])} for message in row.prompt]
+        messages = [message | {"content": _split(message["content"], marks)} for message in row.prompt]
         return tokenizer.encode_chat(messages)
     plain = _plain_part(row, str(row.prompt), config)
-    parts = [part and TextPart(part.text, plain.is_trusted) for part in _split(plain.text)]
+    parts = _split(plain.text, marks, is_trusted=plain.is_trusted)
+    if timed is not None:
+        video = TextPart(tokenizer.decode(list(timed.tokens.mark_ids), skip_special=False), True)
+        parts = [video if part is VIDEO else part for part in parts]
     return _plain_ids(parts, tokens, tokenizer)
 
 
@@ -118,6 +154,9 @@ def _plain_part(row: Row, text: str, config: RunConfig) -> TextPart:
     return TextPart("\n".join(str(message["content"]) for message in row.prompt), False)
 
 
-def _split(text: str) -> list[TextPart | None]:
-    pieces = _AT_MARKS.split(text)
-    return [PICTURE if piece == IMAGE_MARK else TextPart(piece, False) for piece in pieces if piece]
+def _split(
+    text: str, marks: Collection[str] = (IMAGE_MARK,), *, is_trusted: bool = False
+) -> list[TextPart | None]:
+    """Splits text at these marks."""
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    return [_PARTS[piece] if piece in marks else TextPart(piece, is_trusted) for piece in pieces if piece]

@@ -18,22 +18,30 @@ class TextPart:
 PICTURE = None
 """A picture between pieces of text; a chat template writes a placeholder for it."""
 
+VIDEO = TextPart("", True)
+"""A video between pieces of text, told from them by identity."""
+
 Content = str | Sequence[TextPart | None]
-"""Of a message: untrusted text, or pieces with pictures between them."""
+"""Of a message: untrusted text, or pieces with pictures and videos between them."""
 
 
 def content_of(content: Content, trust: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """Returns a message's content for a chat template: text; with pictures a list of parts, as transformers'
-    processors have it.
+    """Returns a message's content for a chat template: text; with pictures or videos a list of parts, as
+    transformers' processors have it.
 
     Args:
         trust: is applied to text that is not trusted.
     """
     parts = [TextPart(content, False)] if isinstance(content, str) else content
     texts = [part if part is None else part.text if part.is_trusted else trust(part.text) for part in parts]
-    if PICTURE not in texts:
+    if PICTURE not in texts and not any(part is VIDEO for part in parts):
         return "".join(text for text in texts if text is not None)
-    return [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
+    return [
+        {"type": "image"} if text is None
+        else {"type": "video"} if part is VIDEO
+        else {"type": "text", "text": text}
+        for text, part in zip(texts, parts, strict=True)
+    ]  # fmt: skip
 
 
 def new_mark() -> str:

@@ -1,9 +1,10 @@
 """Files of prepared media: their format, and how they are opened. No torch, no images, no arrays.
 
 A file is named after its digest and has a head of 64 bytes, then the patches as bytes, one row per patch:
-[rows, columns] uint8, where columns = channels * patch * patch of a still picture. The media process writes
-it under another name and renames it, so that whoever opens it sees all of it. It is evicted by unlinking: who
-has mapped it keeps it, who comes late asks the media process again.
+[rows, columns] uint8, where columns = channels * patch * patch of a still picture. A video's file has pairs
+of frames along its grid's time, and both frames in a row: twice the columns, which no still picture can have.
+The media process writes a file under another name and renames it, so that whoever opens it sees all of it. It
+is evicted by unlinking: who has mapped it keeps it, who comes late asks the media process again.
 """
 
 import hashlib

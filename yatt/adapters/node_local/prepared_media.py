@@ -1,6 +1,7 @@
 """Prepared media as arrays, as engines and trainer ranks read them. No torch, no images."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,12 @@ class PreparedMedia:
     grid: tuple[int, int, int]
     patches: NDArray[np.uint8]
 
+    @property
+    def is_still(self) -> bool:
+        """Whether it is a picture: its columns are three squares. Those of two frames are twice a square."""
+        area: int = self.patches.shape[1] // 3
+        return math.isqrt(area) ** 2 == area
+
 
 def prepared_names(folder: Path) -> dict[str, str]:
     """Returns the names of a folder's prepared files by the SHA-256 of the pictures' own files.
@@ -38,8 +45,11 @@ def prepared_names(folder: Path) -> dict[str, str]:
 
 
 def with_frames(picture: PreparedMedia, frames: int) -> NDArray[np.uint8]:
-    """Returns patches [rows, 3 * frames * side * side] uint8, where each frame is the still picture."""
+    """Returns patches [rows, 3 * frames * side * side] uint8; each frame of a still picture is that
+    picture."""
     rows, columns = picture.patches.shape
+    if not picture.is_still:
+        return picture.patches.copy()  # torch takes no view of what cannot be written
     still = picture.patches.reshape(rows, 3, 1, columns // 3)
     return np.repeat(still, frames, axis=2).reshape(rows, columns * frames)
 
@@ -50,6 +60,17 @@ def as_tiles(picture: PreparedMedia) -> NDArray[np.uint8]:
     side = math.isqrt(picture.patches.shape[1] // 3)
     patches = picture.patches.reshape(tiles, height, width, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
     return np.ascontiguousarray(patches.reshape(tiles, 3, height * side, width * side))
+
+
+def parts_of_prepared(prepared: PreparedMedia) -> Iterator[PreparedMedia]:
+    """Yields the parts of a video, each with a time of 1; a picture is one."""
+    if prepared.is_still:
+        yield prepared
+        return
+    time, height, width = prepared.grid
+    for part in range(time):
+        rows = slice(part * height * width, (part + 1) * height * width)
+        yield PreparedMedia((1, height, width), prepared.patches[rows])
 
 
 def noise_picture(tokens: FamilyTokens) -> PreparedMedia:

@@ -1,4 +1,5 @@
-"""The run file's sections about pictures: how they are decoded and kept, and what learns to see."""
+"""The run file's sections about pictures and videos: how they are decoded and kept, and what learns to
+see."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -8,9 +9,36 @@ from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, SECONDS, SIZE_BYTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSection:
+    """Videos that belong to prompts. Frames are taken at even distances, as Qwen's processor does; two of
+    them are one picture for engines and trainer."""
+
+    fps: Annotated[float, range_between(0.001, 1000)] = 2.0
+    """Frames that are taken of a second. A list of frames has so many a second unless it says its own
+    `fps`."""
+
+    max_frames: Annotated[int, range_between(2, 4096)] = 64
+    """Largest number of frames that are taken of a video; of a longer one they are further apart."""
+
+    min_pixels: Annotated[int, COUNT_OR_NONE] = 0
+    """Videos whose frames have fewer pixels together are made larger. 0: as in the model's folder."""
+
+    max_pixels: Annotated[int, COUNT_OR_NONE] = 0
+    """Videos whose frames have more pixels together are made smaller, which is the limit of their tokens:
+    with patches of 16 pixels that are merged by two, 2,048 pixels are a token. 0: as in the model's
+    folder."""
+
+    def __post_init__(self) -> None:
+        rule(
+            not self.max_pixels or self.min_pixels <= self.max_pixels,
+            f"min_pixels is {self.min_pixels}, above max_pixels {self.max_pixels}; write at most that.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSection:
-    """Pictures that belong to prompts. One process on each node decodes and prepares them, once each; engines
-    and trainer ranks read its files."""
+    """Pictures and videos that belong to prompts. One process on each node decodes and prepares them, once
+    each; engines and trainer ranks read its files."""
 
     cache_bytes: Annotated[int, SIZE_BYTES] = 0
     """Memory of each node for prepared pictures, in `launch.shm_dir`, as bytes. A token of a picture takes
@@ -20,8 +48,9 @@ class MediaSection:
     """Largest picture that is decoded, in pixels; larger ones are refused by their first bytes. The process
     may use about 16 bytes of memory for each of these pixels."""
 
-    most_per_prompt: Annotated[int, COUNT] = 16
-    """Largest number of pictures in a prompt and in the answers of an environment together."""
+    most_per_prompt: Annotated[int, COUNT] = 64
+    """Largest number of pictures in a prompt and in the answers of an environment together. Each two frames
+    of a video count as one."""
 
     min_pixels: Annotated[int, COUNT_OR_NONE] = 0
     """Pictures with fewer pixels are made larger. 0: as in the model's folder."""
@@ -33,6 +62,8 @@ class MediaSection:
 
     timeout_s: Annotated[float, SECONDS] = 60.0
     """Longest time to read, decode and prepare one picture."""
+
+    video: VideoSection = field(default_factory=VideoSection)
 
     storage_options: dict[str, Free] = field(default_factory=dict)
     """Options passed to fsspec if `data.media_root` is the URL of an object store: endpoint_url, profile ...

@@ -81,6 +81,10 @@ class SftValidation:
     """Maximum number of prompts that are scored."""
 
 
+VIDEOS = "videos"
+"""Column of a prompt's videos."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftConfig:
     """One SFT file."""
@@ -93,7 +97,8 @@ class SftConfig:
     of them the assistant's."""
 
     image_key: Annotated[str, LINE] = "images"
-    """Column of a prompt's pictures, as `data.image_key` of a run, if `start` takes pictures."""
+    """Column of a prompt's pictures, as `data.image_key` of a run, if `start` takes pictures. Videos are in
+    the column `videos`."""
 
     media_root: Annotated[str, FILE] = ""
     """Folder of the files that rows name."""

@@ -10,7 +10,7 @@ import msgspec
 from yatt.adapters.node_local.media_file import mapped_prepared
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
-from yatt.records.media import ANY_GRID
+from yatt.records.media import ANY_GRID, item_of_media
 
 PrepareMedia = Callable[[tuple[m.MediaItem, ...]], Awaitable[m.MediaPrepared]]
 
@@ -45,7 +45,7 @@ class PreparedRequests:
             MediaUnusable: one cannot be used.
             WorkerFailed: one cannot be read now, or the media process cannot be started.
         """
-        items = [m.MediaItem(each.ref.path, each.ref.sha256, each.grid, genrm) for each in sample.media]
+        items = [item_of_media(each, genrm) for each in sample.media]
         digests = await asyncio.gather(*map(self._digest, items))
         media = tuple(
             msgspec.structs.replace(each, prepared=digest)

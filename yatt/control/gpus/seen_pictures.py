@@ -12,7 +12,7 @@ from yatt.control.gpus.prepared_requests import PrepareMedia
 from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
-from yatt.records.media import MOST_ITEMS
+from yatt.records.media import MOST_ITEMS, item_of_media
 
 MOST_WINDOW_BYTES = 64 << 20
 PATCH_BYTES = 3 * 32 * 32
@@ -71,7 +71,7 @@ class SeenPictures:
 def pictures_of(rollouts: Iterable[m.Rollout]) -> tuple[m.MediaItem, ...]:
     """Returns the pictures of samples, each once, in the order of the samples."""
     return tuple(dict.fromkeys(
-        m.MediaItem(each.ref.path, each.ref.sha256, each.grid)
+        item_of_media(each)
         for rollout in rollouts for turn in rollout.turns for each in turn.media
     ))  # fmt: skip
 

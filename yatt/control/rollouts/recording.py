@@ -62,7 +62,8 @@ def sample_records(
     rewards = group.rewards(scorer.weights, scorer.shaping) if is_whole else [None] * len(group.samples)
     for index in indexes:
         sample = group.samples[index]
-        refs = [each.ref for media in (group.media, *(turn.media for turn in sample.turns)) for each in media]
+        shown = (each for media in (group.media, *(turn.media for turn in sample.turns)) for each in media)
+        refs = [each.ref for each in shown if each.part == 0]
         number, is_cut = group.sample_id(sample), sample.finish_reason == TRUNCATED
         yield {
             "kind": SAMPLE, "sample": number, "group": group.number, "index": index, "row": group.row,

@@ -1,4 +1,5 @@
-"""Pictures in a prompt's token ids: each placeholder of the chat template becomes one token per feature.
+"""Pictures and videos in a prompt's token ids: each placeholder of the chat template becomes one token per
+feature; that of a video becomes its pairs of frames, each with its time.
 
 A pure function of ids and sizes, so a controller counts real tokens without reading a picture.
 """
@@ -35,35 +36,64 @@ class PictureTokens(Protocol):
         row."""
 
 
+class TimedTokens(Protocol):
+    """How a model's family writes videos into a prompt."""
+
+    @property
+    def video_token_id(self) -> int:
+        """The token that stands for one feature; a chat template writes one of them for each video."""
+
+    def grid_of_ref(self, ref: MediaRef) -> tuple[int, int, int]:
+        """Returns the number of pairs of frames of a video, and of patches in height and width of each.
+
+        Raises:
+            ValueError: the model takes no such video.
+        """
+
+    def timed_ids(self, ref: MediaRef) -> list[list[int]]:
+        """Returns the ids of each pair; one `video_token_id` a feature, in a row."""
+
+
 def with_placeholders(
-    ids: Sequence[int], pictures: Sequence[MediaRef], tokens: PictureTokens
+    ids: Sequence[int], media: Sequence[MediaRef], tokens: PictureTokens, timed: TimedTokens | None = None
 ) -> tuple[list[int], tuple[PlacedMedia, ...]]:
-    """Puts the placeholder tokens of pictures into a prompt.
+    """Puts the placeholder tokens of pictures and videos into a prompt.
 
     Args:
-        ids: the prompt, with one `image_token_id` for each picture.
+        ids: the prompt, with one `image_token_id` for each picture, and one `video_token_id` for each video.
+        media: pictures in order, and videos in order.
+        timed: how videos are written; None: there are none.
 
     Returns:
-        The longer ids, and the places of the pictures in them.
+        The longer ids, and the places of pictures and of pairs of frames in them.
 
     Raises:
-        ValueError: there are more or fewer such tokens than pictures, or the model does not take a picture.
+        ValueError: there are more or fewer such tokens than media, or the model does not take one.
     """
-    marks = list(ids).count(tokens.image_token_id)
-    if marks != len(pictures):
-        raise ValueError(f"it has {marks} placeholders for {len(pictures)} pictures")
+    waiting = {tokens.image_token_id: [ref for ref in media if not ref.is_video]}
+    if timed is not None:
+        waiting[timed.video_token_id] = [ref for ref in media if ref.is_video]
+    for (token, refs), kind in zip(waiting.items(), ("pictures", "videos"), strict=False):
+        if (marks := list(ids).count(token)) != len(refs):
+            raise ValueError(f"it has {marks} placeholders for {len(refs)} {kind}")
+    following = {token: iter(refs) for token, refs in waiting.items()}
     found: list[int] = []
     placed: list[PlacedMedia] = []
     for token in ids:
-        if token != tokens.image_token_id:
+        if token not in following:
             found.append(token)
             continue
-        ref = pictures[len(placed)]
-        grid = tokens.grid_of(ref.width, ref.height)
-        replacement = tokens.placeholder_ids(grid)
-        start = len(found) + replacement.index(tokens.image_token_id)
-        placed.append(PlacedMedia(ref, start, replacement.count(tokens.image_token_id), grid))
-        found += replacement
+        ref = next(following[token])
+        if ref.is_video and timed is not None:
+            grid, pieces = timed.grid_of_ref(ref), timed.timed_ids(ref)
+        else:
+            grid = tokens.grid_of(ref.width, ref.height)
+            pieces = [tokens.placeholder_ids(grid)]
+        for part, piece in enumerate(pieces):
+            start, number = len(found) + piece.index(token), piece.count(token)
+            one = 1, *grid[1:]
+            placed.append(PlacedMedia(ref, start, number, one, part=part, num_parts=len(pieces)))
+            found += piece
     return found, tuple(placed)
 
 

@@ -128,7 +128,10 @@ class _Pictures:
         Raises:
             ConfigError: the run's engines take no pictures.
         """
-        self._has_column |= self._config.data.image_key in row.raw
+        data = self._config.data
+        self._has_column |= not row.raw.keys().isdisjoint((data.image_key, data.video_key))
+        if any(ref.is_video for ref in row.media) and any(g.sees != "none" for g in self._config.genrms):
+            raise ConfigError(f"{place} has videos, which a GenRM is not shown; remove genrms[].sees.")
         if row.media and self._config.rollout.engine == "transformers":
             raise ConfigError(
                 f"{place} has pictures, which rollout.engine=transformers does not take; write vllm."
@@ -143,6 +146,8 @@ class _Pictures:
         name = ref.path or ref.sha256
         try:
             with self._opened().opened_source(MediaItem(ref.path, ref.sha256)) as source:
+                if ref.is_video:
+                    return ""  # a file of this kind is known by its digest only
                 size = head_by_parts(source.read_at).shown_size
         except MediaRefused as error:
             return f"{name} {error}"
@@ -160,7 +165,8 @@ class _Pictures:
         """
         key, folder = self._config.data.image_key, self._config.model.path
         parquet = (Path(name) for name in files if name.endswith(".parquet"))
-        is_there = self._has_column or any(has_column(path, (key,)) for path in parquet)
+        keys = key, self._config.data.video_key
+        is_there = self._has_column or any(has_column(path, keys) for path in parquet)
         if self._config.data.media_store or is_there is takes_pictures(folder):
             return
         named = ", ".join(files)

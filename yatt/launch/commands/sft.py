@@ -4,14 +4,14 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from yatt.adapters.files.files import write_atomically
 from yatt.adapters.inputs.data_rows import has_column
 from yatt.adapters.processes.watched_trial import run_watched
 from yatt.config.load import load_as, resolved_text
-from yatt.config.sections.sft import SftConfig, sft_rules
+from yatt.config.sections.sft import VIDEOS, SftConfig, sft_rules
 from yatt.launch.resolve.data_files import MEDIA_STORE, made_folder, made_references
 from yatt.launch.resolve.making_media import MediaMaking
 from yatt.models.folder import takes_pictures
@@ -64,13 +64,13 @@ def with_pictures(config: SftConfig, folder: Path) -> SftConfig:
         return config
     store = str(folder / MEDIA_STORE)
     making = MediaMaking(
-        image_key=config.image_key, video_key="videos", columns=None, root=config.media_root, store=store,
+        image_key=config.image_key, video_key=VIDEOS, columns=None, root=config.media_root, store=store,
         most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
-        storage_options=config.media.storage_options,
+        storage_options=config.media.storage_options, model=config.start, video=asdict(config.media.video),
     )  # fmt: skip
 
     def made(path: str, key: str) -> str:
-        if not path or not has_column(Path(path), (config.image_key,)):
+        if not path or not has_column(Path(path), (config.image_key, VIDEOS)):
             return path
         return made_references(making, path, folder, key, MAKING_S, is_anew=True)
 

@@ -201,7 +201,8 @@ def _with_references(made: _Made, config: RunConfig, source: str, key: str) -> l
         image_key=data.image_key, video_key=data.video_key,
         columns=None if columns is None else sorted(columns), root=data.media_root, store=data.media_store,
         most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
-        storage_options=config.media.storage_options,
+        storage_options=config.media.storage_options, model=config.model.path,
+        video=asdict(config.media.video),
     )  # fmt: skip
     is_new = not RunPaths(Path(config.run.dir).expanduser()).config.is_file()  # pictures may have changed
     limit_s = config.launch.phase_timeout_s

@@ -20,10 +20,16 @@ from yatt.records.message import PlacedMedia
 
 
 class Picture(NamedTuple):
-    """A picture by its file's digest, and its patches in time, height and width."""
+    """A picture by its file's digest, and its patches in time, height and width; or a part of a video."""
 
     sha256: str
     grid: tuple[int, int, int]
+    part: int = 0
+
+
+def shown_picture(media: PlacedMedia) -> Picture:
+    """Returns the picture of a place in a sample, or the part of a video."""
+    return Picture(media.ref.sha256, media.grid, media.part)
 
 
 class PlacedSequence(NamedTuple):
@@ -79,7 +85,7 @@ def media_batch(
         axes = positions_of(sequence.num_tokens, sequence.media, merge_size)
         positions[index][:, : sequence.num_tokens] = axes
         for each in sequence.media:
-            picture = Picture(each.ref.sha256, each.grid)
+            picture = shown_picture(each)
             if picture not in firsts:
                 firsts[picture] = num_features
                 num_features += each.num_tokens

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from yatt.adapters.node_local.prepared_media import PreparedMedia, with_frames
+from yatt.adapters.node_local.prepared_media import PreparedMedia, parts_of_prepared, with_frames
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
 from yatt.models.pictures.tower import trains_parameter
@@ -75,8 +75,11 @@ class PictureFeatures:
             self._iteration, self._kept = iteration, {}
 
     def add_picture(self, sha256: str, prepared: PreparedMedia) -> None:
-        """Takes a picture for this iteration."""
-        picture = Picture(sha256, prepared.grid)
+        """Takes a picture for this iteration; of a video each pair of frames, as a picture of its own."""
+        for number, part in enumerate(parts_of_prepared(prepared)):
+            self._add(Picture(sha256, part.grid, number), part)
+
+    def _add(self, picture: Picture, prepared: PreparedMedia) -> None:
         if picture in self._kept:
             return
         patches = torch.from_numpy(with_frames(prepared, self._vision.frames))

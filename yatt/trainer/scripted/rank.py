@@ -206,7 +206,7 @@ class ScriptedRank:
     def _update(self, order: m.Train) -> m.Message:
         began_s, built = monotonic_s(), self._ready
         shown = {
-            (each.ref.sha256, each.grid)
+            (each.ref.sha256, each.file_grid)
             for rollout in order.rollouts for turn in rollout.turns for each in turn.media
         }  # fmt: skip
         if missing := sorted(shown - self._seen):

@@ -31,7 +31,7 @@ from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_f
 from yatt.records.message import MiniBatchPlan, Rollout, SampleFact, Train, Trained
 from yatt.records.usage import RankUsage
 from yatt.trainer.attention.batches import MicroBatch, SequenceLayout, TrainSample, micro_batch, sample_of
-from yatt.trainer.attention.media_batch import Picture
+from yatt.trainer.attention.media_batch import Picture, shown_picture
 from yatt.trainer.forward.passes import (
     Tick,
     completion_logprobs,
@@ -87,7 +87,7 @@ def _picture_flops(learner: "Learner", rollouts: dict[int, Rollout]) -> int:
 def _pictures_of(rollouts: dict[int, Rollout]) -> tuple[Picture, ...]:
     """The pictures of samples, each once, in one order on every rank."""
     return tuple(dict.fromkeys(
-        Picture(each.ref.sha256, each.grid)
+        shown_picture(each)
         for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
     ))  # fmt: skip
 
