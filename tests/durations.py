@@ -22,7 +22,7 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/faults/": 900,
     "tests/gpu/": 1,
     "tests/integration/test_": 1100,
-    "tests/integration/trainer/": 420,
+    "tests/integration/trainer/": 480,
     "tests/slurm/": 650,
     "tests/soak/": 100,
 }

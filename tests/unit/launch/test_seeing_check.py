@@ -77,17 +77,17 @@ def test_functions_and_services_without_chat_are_refused_by_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "most"),
+    ("values", "times"),
     [
-        ({"sees": "prompt"}, 16),
-        ({"sees": "all"}, 16),
-        ({"sees": "all", "judging": "pairwise", "template": "{completion_a}{completion_b}"}, 32),
-        ({"sees": "all", "judging": "listwise", "template": "{completions}"}, 16 * 6),
+        ({"sees": "prompt"}, 1),
+        ({"sees": "all"}, 1),
+        ({"sees": "all", "judging": "pairwise", "template": "{completion_a}{completion_b}"}, 2),
+        ({"sees": "all", "judging": "listwise", "template": "{completions}"}, 6),
         ({"sees": "none"}, 0),
     ],
 )
 def test_an_engine_takes_as_many_pictures_as_a_question_may_have(
-    tmp_path: Path, config: RunConfig, values: dict[str, object], most: int
+    tmp_path: Path, config: RunConfig, values: dict[str, object], times: int
 ) -> None:
     given = {
         "name": "j",
@@ -102,4 +102,4 @@ def test_an_engine_takes_as_many_pictures_as_a_question_may_have(
         rollout=replace(config.rollout, n=2),
         validation=replace(config.validation, n=6), data=replace(config.data, media_store=str(tmp_path)),
     )  # fmt: skip
-    assert genrm_plan(config, "j").options.most_pictures == most
+    assert genrm_plan(config, "j").options.most_pictures == times * config.media.most_per_prompt
