@@ -47,7 +47,7 @@ TURNED = "qwen3_vl_moe turned"
 """With experts as transformers saves them, which vLLM cannot load."""
 
 
-SHOWN = "qwen3_vl"
+SHOWN = "qwen2_5_vl"
 """With a judge behind a URL that sees."""
 
 

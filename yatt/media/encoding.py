@@ -51,7 +51,7 @@ class PictureEncoding:
         Raises:
             MediaRefused: it does not fit, however small.
         """
-        picture = _resized(picture, self._scale_of(*picture.size))
+        picture = _resized(picture, *self._size_of(*picture.size))
         while True:
             for quality in QUALITIES:
                 data = _jpeg_of(picture, quality)
@@ -59,16 +59,19 @@ class PictureEncoding:
                     return (1, 1, len(data)), np.frombuffer(data, np.uint8).reshape(-1, 1)
             if max(picture.size) < 2 * LEAST_SIDE:
                 raise MediaRefused(f"does not fit into {self.most_bytes} bytes as a JPEG file")
-            picture = _resized(picture, 0.5)
+            picture = _resized(picture, *(max(1, side // 2) for side in picture.size))
 
-    def _scale_of(self, width: int, height: int) -> float:
-        return min(1.0, math.sqrt(self.most_pixels / (width * height)), self.most_side / max(width, height))
+    def _size_of(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height within the limits. Where one would be below a pixel, the other is shorter."""
+        scale = min(1.0, math.sqrt(self.most_pixels / (width * height)), self.most_side / max(width, height))
+        wide, high = (max(1, math.floor(side * scale)) for side in (width, height))
+        wide = max(1, min(wide, self.most_pixels // high))
+        return wide, max(1, min(high, self.most_pixels // wide))
 
 
-def _resized(picture: Image.Image, scale: float) -> Image.Image:
-    if scale == 1.0:
+def _resized(picture: Image.Image, width: int, height: int) -> Image.Image:
+    if picture.size == (width, height):
         return picture
-    width, height = (max(1, math.floor(side * scale)) for side in picture.size)
     return picture.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 

@@ -16,7 +16,14 @@ from hypothesis import given, strategies as st
 
 from tests.runs import HANG_S
 from yatt.adapters.net import judge_api
-from yatt.adapters.net.judge_api import SLICE_BYTES, JudgeApi, check_api, read_answer, retry_after_s
+from yatt.adapters.net.judge_api import (
+    SLICE_BYTES,
+    JudgeApi,
+    check_api,
+    read_answer,
+    retry_after_s,
+    without_quotes,
+)  # fmt: skip
 from yatt.config.sections.scoring import ApiSection, GenRMSection, VerdictSection
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
@@ -211,6 +218,37 @@ def test_what_a_service_quotes_of_a_picture_is_in_no_message(serve, status: int)
         told = str(error)
     assert all(data[at : at + 12] not in told for at in range(0, 900, 4)), told
     assert told == "I see data:image/jpeg;base64,.... 8" if status == 200 else "or ..." in told
+
+
+def test_what_a_policy_wrote_in_base64_stays_in_a_verdict(serve) -> None:
+    """A planted mistake: a pattern over the JSON ate the escape of a quote, and the answer was none."""
+    own = base64.b64encode(random.Random(1).randbytes(300)).decode()
+    verdict = f'It wrote <img src="data:image/png;base64,{own}"> and "base64,iVBO". Final: base64,8'
+    service = serve(lambda _: says(verdict))
+    said, _ = ask_with(judge(service.url), [random.Random(0).randbytes(3000)])
+    assert said.text == verdict
+
+
+def test_an_answer_of_many_quotes_is_not_looked_up_in_pictures() -> None:
+    files = [memoryview(random.Random(0).randbytes(3000))]
+    words = [base64.b64encode(random.Random(n).randbytes(60)).decode() for n in range(1, 90)]
+    assert without_quotes(" ".join(words[:64]), files) == " ".join(words[:64])
+    assert without_quotes(" ".join(words), files) == " ".join(["..."] * len(words))
+    data = base64.b64encode(files[0]).decode()
+    lines = "\n".join(data[at : at + 60] for at in range(0, 600, 60))
+    assert (
+        without_quotes(f"see {lines} or {data[50:150]}x", files)
+        == "see " + "\n".join(["..."] * 10) + " or ..."
+    )
+
+
+def test_a_key_is_in_no_answer_however_json_writes_it(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-a/b+secret")
+    content = json.dumps({"choices": [{"message": {"content": "your key is sk-a/b+secret"}}]})
+    for status in (200, 400):
+        service = serve(lambda _, status=status: (status, {}, content.replace("/", "\\/").encode()))
+        (said,) = complete(judge(service.url, key_env="JUDGE_KEY"))
+        assert "secret" not in said.text + said.error and "***" in said.text + said.error
 
 
 def test_fields_of_the_body_are_added_replaced_and_taken_out(serve) -> None:

@@ -41,12 +41,15 @@ class Media:
     async def prepare(self, items: tuple[m.MediaItem, ...]) -> m.MediaPrepared:
         self.asked += items
         await self.may_answer.wait()
-        (item,) = items
-        if item.path == "broken":
+        if "broken" in {item.path for item in items}:
             raise WorkerFailed("media-n0 cannot start")
-        if item.path not in DIGESTS:
-            return m.MediaPrepared(items=(), faults=(m.MediaFault(0, f"{item.path} is truncated."),))
-        return m.MediaPrepared(items=(m.PreparedItem(0, DIGESTS[item.path], GRID),))
+        made, faults = [], []
+        for number, item in reversed([*enumerate(items)]):
+            if item.path in DIGESTS:
+                made.append(m.PreparedItem(number, DIGESTS[item.path], GRID))
+            else:
+                faults.append(m.MediaFault(number, f"{item.path} is truncated."))
+        return m.MediaPrepared(items=tuple(made), faults=tuple(faults))
 
 
 def test_requests_that_ask_at_the_same_time_share_a_preparation() -> None:
@@ -162,7 +165,9 @@ def test_a_file_that_is_evicted_before_it_is_opened_is_made_again(tmp_path: Path
             (tmp_path / digest).unlink()
         assert [bytes(file) for file in files] == [b"first one", b"second"], "mapped, so they can be read"
         assert set(media.asked) == {m.MediaItem(ref.path, ref.sha256, (0, 0, 0), "judge") for ref in refs}
-        with pytest.raises(WorkerFailed, match=r"pictures for GenRM 'judge' cannot be read \(10 tries\)"):
+        with pytest.raises(
+            WorkerFailed, match=r"pictures for GenRM 'judge' cannot be read \(10 tries\).*media.cache_bytes"
+        ):
             await PreparedRequests(media.prepare, tmp_path).opened_files(refs, "judge")
         with pytest.raises(MediaUnusable, match=r"c\.png is truncated"):
             await prepared.opened_files([m.MediaRef("c.png", "ff" * 32, 8, 8)], "judge")

@@ -191,10 +191,11 @@ def test_pictures_stand_where_the_template_or_the_prompt_has_them(template, says
 
 
 def test_marks_of_another_number_are_text():
-    """A prompt in which the policy was shown other pictures than the marks say has none of them there."""
+    """A prompt in which the policy was shown other pictures than the marks say has none of them there. Who is
+    shown none reads the prompt as it is: a mark may be a word of it."""
     shown = Shown(prompt="<image>?", completion="c", ground_truth="", data_source="")
     assert render_with_pictures("{prompt}", shown, [FIRST, SECOND]) == [FIRST, SECOND, ("?", False)]
-    assert render_with_pictures("{prompt}", shown, []) == [("?", False)]
+    assert render_with_pictures("{prompt}", shown, []) == [("<image>?", False)]
     assert render_template("{media}{completion}", shown) == [("c", False)]
 
 

@@ -38,6 +38,8 @@ def test_a_large_picture_is_made_smaller_and_keeps_its_ratio() -> None:
 def test_a_long_strip_keeps_a_side_of_one_pixel() -> None:
     found = made(FREE, Image.new("RGB", (70_000, 2), "red"))
     assert found.size == (MOST_SIDE, 1)
+    assert made(PictureEncoding(100, 1 << 20), Image.new("RGB", (10, 4000), "red")).size == (1, 100)
+    assert made(PictureEncoding(1000, 1 << 20), Image.new("RGB", (40_000, 2), "red")).size == (1000, 1)
 
 
 def test_quality_then_size_is_lowered_until_the_bytes_fit() -> None:

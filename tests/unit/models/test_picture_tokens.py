@@ -188,3 +188,5 @@ def test_a_folder_whose_tiles_cannot_become_tokens_is_refused(tmp_path: Path) ->
         unlimited_tokens(str(folder))
     with pytest.raises(ConfigError, match="it needs the height and width of a tile, 56"):
         unlimited_tokens(tiles_in(tmp_path / "other", size={"height": 56, "width": 28}))
+    with pytest.raises(ConfigError, match="it needs the height and width of a tile, 56"):
+        unlimited_tokens(tiles_in(tmp_path / "list", size={"height": [56], "width": {}}))

@@ -82,7 +82,8 @@ GLM_4_5V = {
 
 
 INTERN_8B = {
-    "model_type": "internvl", "image_token_id": 151667, "image_seq_length": 256, "downsample_ratio": 0.5,
+    "model_type": "internvl", "tie_word_embeddings": False, "image_token_id": 151667,
+    "image_seq_length": 256, "downsample_ratio": 0.5,
     "projector_hidden_act": "gelu", "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
     "text_config": {
         "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
@@ -96,9 +97,10 @@ INTERN_8B = {
         "image_size": [448, 448], "patch_size": [14, 14], "num_hidden_layers": 24, "num_attention_heads": 16,
         "intermediate_size": 4096, "norm_type": "layer_norm", "use_qk_norm": False, "use_mean_pooling": True,
         "use_mask_token": False, "use_absolute_position_embeddings": True, "layer_norm_eps": 1e-6,
+        "dropout": 0.0, "initializer_factor": 0.1,
     },
 }  # fmt: skip
-"""InternVL3-8B."""
+"""InternVL3-8B, with what OpenGVLab's own converter writes beside."""
 
 
 def shapes_in(folder: str) -> dict[str, tuple[int, ...]]:
@@ -171,8 +173,10 @@ def test_every_form_of_a_tower_for_tiles_has_the_tensors_of_transformers(changes
             {"rope_type": "yarn", "factor": 2.0},
             "RoPE scaling .* is not supported",
         ),
+        ("text_config.tie_word_embeddings", True, "tie_word_embeddings=False, and its text_config says True"),
         ("vision_config", None, "has no vision_config"),
-        ("vision_config.drop_path_rate", 0.1, "vision_config.drop_path_rate=0.1, which is not known"),
+        ("vision_config.drop_path_rate", 0.1, "vision_config.drop_path_rate=0.1; it needs 0.0"),
+        ("vision_config.window", 7, "vision_config.window=7, which is not known"),
         ("vision_config.use_mask_token", True, "use_mask_token=True; it needs False"),
         ("vision_config.norm_type", "batch", "norm_type='batch'; it needs layer_norm or rms_norm"),
         ("vision_config.image_size", [448, 224], "it needs a square"),

@@ -1,14 +1,19 @@
 """Steps of an optimizer in parts: the state that comes and goes, and what ends a step before all parts."""
 
+import contextlib
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.packages import trainer_module
+from yatt.adapters.node_local.host_segment import SegmentReader, Stamp, segment_path
+from yatt.errors import WorkerFailed
 
 parted_step = trainer_module("mcore.parted_step")
+host_copy = trainer_module("state.host_copy")
 CPU = torch.device("cpu")
 
 
@@ -133,3 +138,40 @@ def test_a_norm_that_is_not_finite_ends_the_step_before_anything_changes(norm: f
     parted_step.step_in_parts(optimizer, parted_step.all_here)
     with pytest.raises(FloatingPointError, match=f"the gradient norm is {norm}"):
         optimizer.get_grad_norm()
+
+
+def test_a_state_whose_step_failed_is_of_no_version(tmp_path: Path) -> None:
+    """Whatever is asked of the rank afterwards: it would be stamped as the version before."""
+    moment, main = torch.zeros(40), torch.zeros(30)
+    host = host_copy.HostCopy({"state": [main, moment]}, stem=tmp_path / "rank", attempt=1)
+    reader = SegmentReader(segment_path(tmp_path / "rank", "state"))
+    host.keep_away("state")
+    host.changed(5)
+    host.copy(["state"])
+    assert reader.stamp() == Stamp(1, 5)
+    pieces = [[parted_step.Piece(main, 0, 30)], [parted_step.Piece(moment, 0, 40)]]
+    with pytest.raises(ZeroDivisionError), contextlib.closing(host.visited(pieces)) as visited:
+        for contents in visited:
+            contents[0].add_(1)
+            if len(contents[0]) == 40:
+                raise ZeroDivisionError
+    assert reader.stamp() is None
+    for ask in (lambda: host.copy(["state"]), host.offload):
+        with pytest.raises(WorkerFailed, match="the host copy's state was being changed when that failed"):
+            ask()
+    assert reader.stamp() is None
+    for _ in host.visited(pieces):
+        pass
+    host.changed(6)
+    host.offload()
+    assert reader.stamp() == Stamp(1, 6) and set(host.view(main).tolist()) == {1.0}
+
+
+def test_a_part_that_fails_leaves_nothing_of_it() -> None:
+    inner = Counting([4, 6], 1)
+    inner.optimizer.step = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        parted_step._step_parts(inner, parted_step.all_here)
+    assert [len(group["params"]) for group in inner.optimizer.param_groups] == [1, 1]
+    assert {group["step"] for group in inner.optimizer.param_groups} == {1}
+    assert set(inner.optimizer.state) == set(inner.mains)

@@ -20,8 +20,8 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from yatt import clock
@@ -65,9 +65,12 @@ OpenPictures = Callable[[], Awaitable[Sequence[memoryview]]]
 SLICE_BYTES = 3 << 16
 """Bytes of a picture that are encoded at once: a multiple of three."""
 
-_QUOTED = re.compile(r"base64,[A-Za-z0-9+/=\\]*")
-_QUOTED_PART = re.compile(r"[A-Za-z0-9+/\\]{64,}=*")
-"""What a service may quote of a picture; the second one only in errors, since words may be as long."""
+LEAST_QUOTE = 32
+_LETTERS = re.compile(rf"[A-Za-z0-9+/]{{{LEAST_QUOTE},}}={{0,2}}")
+"""What may be quoted of a picture in base64."""
+
+MOST_QUOTES = 64
+"""Quotes of an answer that are looked up in pictures; of one with more, all are taken for quotes."""
 
 MOST_DOUBLINGS = 6
 
@@ -245,20 +248,25 @@ class JudgeApi:
             why = f"{type(error).__name__}; check api.url and api.key_env"  # its text may quote the key
             return _Tried(said=Said(text="", finish_reason=REFUSED, error=why))
         except (httpx.HTTPError, OSError) as error:
-            return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"), is_silent=True)
+            # A service may end the connection before it has read a body that it refuses.
+            hint = f"; if it takes no such bodies: {NOT_TAKEN[413]}" if files else ""
+            why = self._without_key(f"{type(error).__name__}: {error}{hint}")
+            return _Tried(why=why, is_silent=True)
         except ValueError as error:
             return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"))
+        return self._read(status, headers.get("retry-after", ""), content, files)
+
+    def _read(self, status: int, retry_after: str, content: bytes, files: Sequence[memoryview]) -> "_Tried":
+        """What an answer says."""
         if status == 200:
-            text = self._without_key(content.decode(errors="replace"))
-            said = read_answer(_QUOTED.sub("base64,...", text).encode() if files else text.encode())
-            return _Tried(said=said, why="" if said else "the answer is no chat completion")
-        text = self._without_key(content.decode(errors="replace"))
-        if files:
-            text = _QUOTED_PART.sub("...", _QUOTED.sub("base64,...", text))
-        why = f"HTTP {status}: {_shown(text)}"
+            said = read_answer(content)
+            if said is None:
+                return _Tried(why="the answer is no chat completion")
+            return _Tried(said=replace(said, text=self._cleaned(said.text, files)))
+        text = content.decode(errors="replace").replace("\\/", "/")  # as JSON may have it
+        why = f"HTTP {status}: {_shown(self._cleaned(text, files))}"
         if status in PASSING or status >= 500:
-            wait_s = retry_after_s(headers.get("retry-after", ""))
-            return _Tried(why=why, wait_s=wait_s, is_silent=status in BUSY)
+            return _Tried(why=why, wait_s=retry_after_s(retry_after), is_silent=status in BUSY)
         hints = {**(NOT_TAKEN if files else {}), **MISTAKES}
         hint = f"; {hints[status]}" if status in hints else ""
         return _Tried(said=Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"))
@@ -284,6 +292,10 @@ class JudgeApi:
                 if len(content) > MOST_BYTES:
                     raise ValueError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
             return response.status_code, response.headers, content
+
+    def _cleaned(self, text: str, files: Sequence[memoryview]) -> str:
+        """What a service says, without the key, and without what it quotes of pictures."""
+        return self._without_key(without_quotes(text, files) if files else text)
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._secret, "***") if self._secret else text
@@ -319,6 +331,21 @@ async def _with_files(pieces: Sequence[bytes], files: Sequence[memoryview]) -> A
         yield bytes(piece)
         for at in range(0, len(file), SLICE_BYTES):
             yield base64.b64encode(file[at : at + SLICE_BYTES])
+
+
+def without_quotes(text: str, files: Sequence[memoryview]) -> str:
+    """Returns a text with "..." in place of what it quotes of these files in base64."""
+    quotes = sum(1 for _ in islice(_LETTERS.finditer(text), MOST_QUOTES + 1))
+    if not quotes:
+        return text
+    whole = [base64.b64encode(file).decode() for file in files] if quotes <= MOST_QUOTES else []
+
+    def shown(found: re.Match[str]) -> str:
+        quote = found.group().rstrip("=")
+        ends = quote[:LEAST_QUOTE], quote[-LEAST_QUOTE:]
+        return found.group() if whole and not any(end in each for each in whole for end in ends) else "..."
+
+    return _LETTERS.sub(shown, text)
 
 
 def read_answer(content: bytes) -> Said | None:

@@ -14,8 +14,8 @@ from yatt.adapters.processes.watched_trial import run_watched
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.adapters.slurm.slurm import Slurm
 from yatt.config.load import resolved_text, without_secrets
-from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
+from yatt.launch.folder.folder import TRUSTED, refuse_strangers_run
 from yatt.launch.folder.jobs import JobView, charged_gpu_s, job_view, present_state, state_in_words
 from yatt.launch.folder.summary import LIVELY, Summary
 from yatt.obs.page.comparison import MOST_RUNS, write_comparison
@@ -93,12 +93,20 @@ def report(run: Path, out: Path | None) -> Path:
     view.refresh()
     state, _ = state_in_words(view.paths, view.summary()["state"], job_view(view.paths, Slurm()))
     now = present_state(state, clock.wall_s())
-    thumbnails = partial(_thumbnails, load_run(view.paths))
+    thumbnails = partial(_thumbnails, view.paths)
     return write_report(view.paths, out, charged_gpu_s(view.paths), now, thumbnails)
 
 
-def _thumbnails(config: RunConfig, names: Sequence[str]) -> dict[str, Thumbnail]:
-    """Makes small pictures in a process of its own, since their files are of strangers."""
+def _thumbnails(paths: RunPaths, names: Sequence[str]) -> dict[str, Thumbnail]:
+    """Makes small pictures in a process of its own, since their files are of strangers.
+
+    A run of another user may name any files and services, which would be read with this user's rights.
+    """
+    try:
+        refuse_strangers_run(paths)
+    except ConfigError:
+        return {name: Thumbnail("", f"is another user's, whom {TRUSTED} does not name") for name in names}
+    config = load_run(paths)
     arguments = [resolved_text(without_secrets(config)), list(names)]
     try:
         made = run_watched("yatt.media.thumbnails", arguments, THUMBNAILS_S, "The page has no others.")

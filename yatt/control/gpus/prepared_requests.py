@@ -60,20 +60,23 @@ class PreparedRequests:
         Raises:
             MediaUnusable | WorkerFailed: as in `with_prepared`, or they vanish again and again.
         """
-        items = [m.MediaItem(ref.path, ref.sha256, ANY_GRID, genrm) for ref in refs]
+        items = tuple(m.MediaItem(ref.path, ref.sha256, ANY_GRID, genrm) for ref in refs)
         for _ in range(OPEN_TRIES):
-            digests = await asyncio.gather(*map(self._digest, items))
+            digests = await self._asked(items)  # one order, which holds all of them until its answer
             try:
                 return [mapped_prepared(self._folder, digest)[1] for digest in digests]
             except (OSError, ValueError) as error:
                 why = str(error)
-        raise WorkerFailed(f"the pictures for GenRM '{genrm}' cannot be read ({OPEN_TRIES} tries): {why}")
+        raise WorkerFailed(
+            f"the pictures for GenRM '{genrm}' cannot be read ({OPEN_TRIES} tries): {why}; raise "
+            "media.cache_bytes, or lower api.most_bytes or api.max_concurrency"
+        )
 
     async def _digest(self, item: m.MediaItem) -> str:
         """Returns the digest of the prepared file. Who is cancelled leaves the others waiting for it."""
         task = self._under_way.get(item)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._asked(item))
+            task = asyncio.get_running_loop().create_task(self._asked_one(item))
             self._under_way[item] = task
             task.add_done_callback(partial(self._ended, item))
         return await asyncio.shield(task)
@@ -83,8 +86,13 @@ class PreparedRequests:
         if not task.cancelled():
             task.exception()  # nobody may wait for it any more
 
-    async def _asked(self, item: m.MediaItem) -> str:
-        answer = await self._prepare((item,))
+    async def _asked_one(self, item: m.MediaItem) -> str:
+        return (await self._asked((item,)))[0]
+
+    async def _asked(self, items: tuple[m.MediaItem, ...]) -> list[str]:
+        """Returns the digests of prepared files, in the order of the items."""
+        answer = await self._prepare(items)
         for fault in answer.faults:
             raise WorkerFailed(fault.error) if fault.waits else MediaUnusable(fault.error)
-        return answer.items[0].digest
+        found = {each.index: each.digest for each in answer.items}
+        return [found[number] for number in range(len(items))]

@@ -91,7 +91,7 @@ def with_placeholders(
             pieces = [tokens.placeholder_ids(grid)]
         for part, piece in enumerate(pieces):
             start, number = len(found) + piece.index(token), piece.count(token)
-            one = 1, *grid[1:]
+            one = (1, *grid[1:]) if ref.is_video else grid
             placed.append(PlacedMedia(ref, start, number, one, part=part, num_parts=len(pieces)))
             found += piece
     return found, tuple(placed)

@@ -178,7 +178,7 @@ def render_with_pictures(
         elif name == where == "prompt":
             found, where = _with_pictures_between(texts, pictures), "shown"
         elif name == "prompt":
-            found = ["".join(texts)]
+            found = ["".join(texts) if pictures else shown.prompt]
         elif name is not None:
             found = _pieces_of(getattr(shown, name))
         pieces += [(each, False) for each in found]

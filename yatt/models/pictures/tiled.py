@@ -25,7 +25,8 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _NEEDED: dict[str, Any] = {
     "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_dropout": 0.0, "projection_dropout": 0.0,
-    "num_channels": 3, "use_mask_token": False, "use_absolute_position_embeddings": True,
+    "dropout": 0.0, "drop_path_rate": 0.0, "num_channels": 3, "use_mask_token": False,
+    "use_absolute_position_embeddings": True,
 }  # fmt: skip
 _NEEDED_ABOVE: dict[str, Any] = {
     "downsample_ratio": 0.5, "projector_hidden_act": "gelu", "vision_feature_layer": -1,
@@ -33,7 +34,7 @@ _NEEDED_ABOVE: dict[str, Any] = {
 }  # fmt: skip
 _META = frozenset({
     "model_type", "initializer_range", "dtype", "torch_dtype", "transformers_version", "architectures",
-    "layer_norm_eps", "layer_scale_init_value",
+    "layer_norm_eps", "layer_scale_init_value", "initializer_factor",
 })  # fmt: skip
 
 
@@ -95,6 +96,11 @@ def read_tiled(values: Values, readers: Mapping[str, Callable[[Values], Shape]])
         raise ConfigError(
             f"model.path: config.json says text_config.model_type={kind!r}; it needs one of "
             f"{', '.join(readers)}."
+        )
+    if text.get("tie_word_embeddings") and values.get("tie_word_embeddings") is False:
+        raise ConfigError(
+            "model.path: config.json says tie_word_embeddings=False, and its text_config says True: vLLM "
+            "would not use the output matrix of the files. Write the same in both places, as the files are."
         )
     shape = readers[kind](_without_dynamic_rope({**text, "model_type": kind}))
     vision = _tiled_vision(values.get("vision_config"), shape.hidden_size)

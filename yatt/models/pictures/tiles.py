@@ -103,7 +103,7 @@ def read_tiles(folder: Path, config: dict[str, Any], min_pixels: int, max_pixels
     file, processor = read_processor(folder, "size")
     tile, patch = tile_size(config.get("vision_config"))
     sizes = processor["size"]
-    if not isinstance(sizes, dict) or {sizes.get("height"), sizes.get("width")} != {tile}:
+    if not isinstance(sizes, dict) or [sizes.get("height"), sizes.get("width")] != [tile, tile]:
         raise ConfigError(
             f"model.path: {file} says size={sizes!r}; it needs the height and width of a tile, {tile} "
             "(vision_config.image_size)."

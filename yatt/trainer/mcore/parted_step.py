@@ -119,11 +119,6 @@ class _Slice:
         self.group.group["params"].append(value)
         return value
 
-    def leave(self, adam: Any, value: Tensor) -> None:
-        """Casts the new values into the model's parameter."""
-        self.target[self.begin : self.end].copy_(value)
-        del adam.state[value]
-
 
 @torch.no_grad()
 def _step_parts(inner: Any, visit: Visit) -> bool:
@@ -139,15 +134,7 @@ def _step_parts(inner: Any, visit: Visit) -> bool:
     try:
         with contextlib.closing(visit(pieces)) as visited:
             for slices, contents in zip(parts, visited, strict=True):
-                for group in groups:
-                    group.begin_part()
-                taken = iter(contents)
-                values = [each.enter(adam, taken) for each in slices]
-                adam.step()
-                for each, value in zip(slices, values, strict=True):
-                    each.leave(adam, value)
-                for group in groups:
-                    group.end_part()
+                _step_part(adam, groups, slices, contents)
     finally:
         for group in groups:
             group.end_step()
@@ -155,6 +142,24 @@ def _step_parts(inner: Any, visit: Visit) -> bool:
         for chunk in inner.model_chunks:
             chunk.start_param_sync()
     return True
+
+
+def _step_part(
+    adam: Any, groups: Sequence[_SteppedGroup], slices: Sequence[_Slice], contents: Sequence[Tensor]
+) -> None:
+    for group in groups:
+        group.begin_part()
+    taken = iter(contents)
+    values = [each.enter(adam, taken) for each in slices]
+    try:
+        adam.step()
+        for each, value in zip(slices, values, strict=True):
+            each.target[each.begin : each.end].copy_(value)  # cast into the model's parameter
+    finally:
+        for value in values:
+            del adam.state[value]
+    for group in groups:
+        group.end_part()
 
 
 def _parts_of(inner: Any, groups: Sequence[_SteppedGroup]) -> Iterator[list[_Slice]]:
@@ -244,8 +249,8 @@ def visit_on_host(
             pairs = _pairs(slots[number % NUM_SLOTS], runs[number])
             came[number] = coming.copy(pairs, gone.get(number - NUM_SLOTS, begun))
 
-    bring(0)
     try:
+        bring(0)
         for number, part in enumerate(parts):
             bring(number + 1)
             if came[number] is not None:

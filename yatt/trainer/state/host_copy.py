@@ -33,6 +33,7 @@ from yatt.adapters.node_local.host_segment import (
     aligned_size,
     segment_path,
 )
+from yatt.errors import WorkerFailed
 from yatt.trainer.mcore.model import Policy
 from yatt.trainer.mcore.optimizer_state import inner_optimizers, kept_tensors
 from yatt.trainer.mcore.parted_step import HostRun, Parts, Piece, all_here, visit_on_host
@@ -88,6 +89,9 @@ class HostCopy:
         """The version of each segment's stamp, where it is valid."""
         self._kept_away: frozenset[str] = frozenset()
         """Areas that live on the host."""
+        self._torn: set[str] = set()
+        """Areas whose content on the host is of no version: they are being changed, or that has failed."""
+
         for area, tensors in areas.items():
             self._allocate(area, [held for t in tensors if (held := self._add(t)) is not None])
         for others, is_constant in ((private, False), (constant, True)):
@@ -137,14 +141,21 @@ class HostCopy:
     def changed(self, version: int) -> None:
         """Notes that the content has changed: it is of this policy version now."""
         self._version = version
+        self._torn.clear()
         for held in self._held.values():
             held.is_current &= held.is_constant or held.is_away
 
     @torch.no_grad()
     def copy(self, areas: Iterable[str]) -> int:
-        """Brings the segments up to date; returns the number of bytes that were copied."""
+        """Brings the segments up to date; returns the number of bytes that were copied.
+
+        Raises:
+            WorkerFailed: a step has failed in the middle of a part of the state.
+        """
         copied = 0
         for area in [area for area in areas if area in self._segments]:
+            if area in self._torn:
+                raise WorkerFailed(f"the host copy's {area} was being changed when that failed")
             copied += self._bring_up_to_date(area)
             if self._stamped.get(area) != self._version:
                 self._segments[area].complete(Stamp(self._attempt, self._version))
@@ -179,6 +190,7 @@ class HostCopy:
         if area in self._kept_away and area in self._segments:
             self._segments[area].invalidate()
             self._stamped.pop(area, None)
+            self._torn.add(area)
 
     def place(self, tensor: Tensor) -> tuple[str, int]:
         """Returns area and first byte of a tensor, which may be a view of a larger one, or of `view`."""
