@@ -236,10 +236,8 @@ def test_an_answer_of_many_quotes_is_not_looked_up_in_pictures() -> None:
     assert without_quotes(" ".join(words), files) == " ".join(["..."] * len(words))
     data = base64.b64encode(files[0]).decode()
     lines = "\n".join(data[at : at + 60] for at in range(0, 600, 60))
-    assert (
-        without_quotes(f"see {lines} or {data[50:150]}x", files)
-        == "see " + "\n".join(["..."] * 10) + " or ..."
-    )
+    seen = without_quotes(f"see {lines} or {data[50:150]}x", files)
+    assert seen.split() == ["see", *["..."] * 10, "or", "..."]
 
 
 def test_a_key_is_in_no_answer_however_json_writes_it(serve, monkeypatch: pytest.MonkeyPatch) -> None:
