@@ -27,7 +27,8 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/soak/": 100,
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
-`make quick`. Daemons that tests leave to others, as Slurm's, are not counted."""
+`make quick`. Daemons that tests leave to others, as Slurm's, are not counted. Of the trainer's, a quarter is
+the matrix of families with pictures and videos: each has towers and positions of its own."""
 
 WHOLE_RUN_CPU_S = 3.0
 """What the smallest whole run costs (forked, real trainer)."""

@@ -285,6 +285,21 @@ def test_completions_of_a_prompt_share_its_pixels_as_long_as_one_has_them(scene:
     assert scene.placed("second")[1], "it is prepared again"
 
 
+def test_an_engine_that_would_not_normalise_as_expected_is_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM only warns where its model's code cannot; another version may not say it at all."""
+    from yatt.engine.vllm_pictures import ON_DEVICE, check_pictures
+
+    llm = scene.engine._llm
+    check_pictures(llm, scene.options)
+    has_tiles = len(picture_tokens(scene.options.model).mark_ids) == 1
+    for wrong in (True,) if has_tiles else (False, None):
+        monkeypatch.setattr(llm.vllm_config.model_config.multimodal_config, ON_DEVICE, wrong)
+        with pytest.raises(ConfigError, match="vLLM's code of this model takes no prepared pictures"):
+            check_pictures(llm, scene.options)
+
+
 def test_requests_that_this_engine_cannot_serve_are_refused(scene: Scene) -> None:
     """The time is that of two engines' starts, which a whole run has too."""
     ids, media = scene.placed("first")

@@ -63,8 +63,8 @@ def check_pictures(llm: Any, options: EngineOptions) -> None:
     """
     if not options.most_pictures:
         return
-    found = getattr(llm.vllm_config.model_config.multimodal_config, ON_DEVICE, None)
-    if found is isinstance(unlimited_tokens(options.model), TileTokens):
+    normalises = bool(getattr(llm.vllm_config.model_config.multimodal_config, ON_DEVICE, False))
+    if normalises == isinstance(unlimited_tokens(options.model), TileTokens):
         raise ConfigError(f"{options.model}: vLLM's code of this model takes no prepared pictures.")
 
 

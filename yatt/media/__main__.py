@@ -34,8 +34,8 @@ from yatt.errors import EXIT_FAILED, ConfigError
 from yatt.media.encoding import PictureEncoding
 from yatt.media.fetch import MediaSources
 from yatt.media.kept import KeptFiles
-from yatt.media.making import PictureForm, PictureMaker
-from yatt.media.prepare import load_preparation
+from yatt.media.making import PictureMaker
+from yatt.media.prepare import Preparation, load_preparation
 from yatt.media.videos import load_video_preparation
 from yatt.paths import RunPaths
 from yatt.records import message as m
@@ -156,7 +156,7 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
     limits = media.min_pixels, media.max_pixels
     seeing = [genrm for genrm in config.genrms if genrm.sees != "none"]
     models = {"": config.model.path, **{genrm.name: genrm.model for genrm in seeing if genrm.has_engine}}
-    preparations: dict[str, PictureForm] = {
+    preparations: dict[str, Preparation] = {
         name: load_preparation(Path(model), *limits) for name, model in models.items()
     }
     for genrm in seeing:

@@ -29,7 +29,7 @@ QUALITIES = (90, 75, 60, 45)
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """Pictures as JPEG files of limited size, in place of `yatt.media.prepare.Preparation`.
+    """Pictures as JPEG files of limited size: a `yatt.media.prepare.Preparation`.
 
     Attributes:
         most_pixels, most_bytes, most_side: limits of each file.

@@ -8,12 +8,10 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.media import MOST_BYTES
@@ -25,6 +23,7 @@ from yatt.errors import YattError, error_line
 from yatt.media.decode import decode_picture
 from yatt.media.fetch import MediaSource, MediaSources
 from yatt.media.kept import KeptFiles
+from yatt.media.prepare import Preparation
 from yatt.media.videos import VideoPreparation, decoded_frames
 from yatt.printable import printable
 from yatt.records.media import ANY_GRID, Grid, MediaFault, MediaItem, PreparedItem, media_name
@@ -59,20 +58,6 @@ class MemoryBudget:
                 self._changed.notify_all()
 
 
-class PictureForm(Protocol):
-    """What a picture is made into: patches for a model (`Preparation`), a file (`PictureEncoding`).
-
-    Attributes:
-        digest: of its settings, in hex.
-    """
-
-    @property
-    def digest(self) -> str: ...
-
-    def patches_of(self, picture: Image.Image) -> tuple[Grid, NDArray[np.uint8]]:
-        """Returns the grid, and [rows, columns] uint8. Raises MediaRefused for a picture's own fault."""
-
-
 class PictureMaker:
     """Makes prepared files of pictures and videos.
 
@@ -87,7 +72,7 @@ class PictureMaker:
     """
 
     def __init__(
-        self, sources: MediaSources, preparations: Mapping[str, PictureForm], files: KeptFiles,
+        self, sources: MediaSources, preparations: Mapping[str, Preparation], files: KeptFiles,
         most_pixels: int, tick: Callable[[], None],
     ) -> None:  # fmt: skip
         self._sources, self._preparations, self._files = sources, preparations, files
@@ -148,7 +133,7 @@ class PictureMaker:
             self._files.keep_file(order, digest, grid, patches)
         return grid
 
-    def _preparation_of(self, item: MediaItem) -> PictureForm | VideoPreparation:
+    def _preparation_of(self, item: MediaItem) -> Preparation | VideoPreparation:
         if not item.is_video:
             return self._preparations[item.genrm]
         if self.videos is None or item.genrm:
@@ -165,7 +150,7 @@ class PictureMaker:
         _check_grid(grid, item)
         with contextlib.ExitStack() as stack:
             with self._reading(order, index, item) as source:
-                needed = source.size_bytes + preparation.memory_bytes(item.video)
+                needed = 2 * source.size_bytes + preparation.memory_bytes(item.video)  # once for the decoder
                 stack.enter_context(self.memory.taken(needed))
                 data = source.content(item.sha256)
             self._tick()

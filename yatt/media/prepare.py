@@ -31,7 +31,10 @@ CURE = (
 
 
 class Preparation(Protocol):
-    """A model's way to prepare pictures. Several threads may use it."""
+    """What a picture is made into: patches for a model, or a file (`yatt.media.encoding.PictureEncoding`).
+
+    Several threads may use it.
+    """
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from tests.runs import turns
 from tests.unit.control.engine_stand_in import Engines, completion
 from tests.unit.core.test_placement import config
 from yatt.adapters.node_local.media_file import MediaShape, media_head
+from yatt.control.gpus import prepared_requests
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.prepared_requests import MediaUnusable, PreparedRequests
 from yatt.control.rollouts.groups.drops import Drops
@@ -36,10 +37,12 @@ class Media:
 
     def __init__(self) -> None:
         self.asked: list[m.MediaItem] = []
+        self.orders = 0
         self.may_answer = asyncio.Event()
 
     async def prepare(self, items: tuple[m.MediaItem, ...]) -> m.MediaPrepared:
         self.asked += items
+        self.orders += 1
         await self.may_answer.wait()
         if "broken" in {item.path for item in items}:
             raise WorkerFailed("media-n0 cannot start")
@@ -171,5 +174,24 @@ def test_a_file_that_is_evicted_before_it_is_opened_is_made_again(tmp_path: Path
             await PreparedRequests(media.prepare, tmp_path).opened_files(refs, "judge")
         with pytest.raises(MediaUnusable, match=r"c\.png is truncated"):
             await prepared.opened_files([m.MediaRef("c.png", "ff" * 32, 8, 8)], "judge")
+
+    asyncio.run(scene())
+
+
+def test_pictures_of_a_question_are_asked_for_once_each_and_in_orders_that_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted mistake: one order with all of them is refused, or ends the controller, if they are many."""
+    monkeypatch.setattr(prepared_requests, "MOST_ITEMS", 1)
+    refs = [m.MediaRef(path, "ff" * 32, 64, 64) for path in ("a.png", "b.png", "a.png", "a.png")]
+    for path, digest in DIGESTS.items():
+        write_prepared(tmp_path, digest, path.encode())
+
+    async def scene() -> None:
+        media = Media()
+        media.may_answer.set()
+        files = await PreparedRequests(media.prepare, tmp_path).opened_files(refs, "judge")
+        assert [bytes(file) for file in files] == [ref.path.encode() for ref in refs]
+        assert [item.path for item in media.asked] == ["a.png", "b.png"] and media.orders == 2
 
     asyncio.run(scene())

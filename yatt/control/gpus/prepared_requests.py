@@ -10,7 +10,7 @@ import msgspec
 from yatt.adapters.node_local.media_file import mapped_prepared
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
-from yatt.records.media import ANY_GRID, item_of_media
+from yatt.records.media import ANY_GRID, MOST_ITEMS, item_of_media
 
 PrepareMedia = Callable[[tuple[m.MediaItem, ...]], Awaitable[m.MediaPrepared]]
 
@@ -60,11 +60,11 @@ class PreparedRequests:
         Raises:
             MediaUnusable | WorkerFailed: as in `with_prepared`, or they vanish again and again.
         """
-        items = tuple(m.MediaItem(ref.path, ref.sha256, ANY_GRID, genrm) for ref in refs)
+        items = [m.MediaItem(ref.path, ref.sha256, ANY_GRID, genrm) for ref in refs]
         for _ in range(OPEN_TRIES):
-            digests = await self._asked(items)  # one order, which holds all of them until its answer
+            digests = await self._asked(items)  # an order holds all of its files until its answer
             try:
-                return [mapped_prepared(self._folder, digest)[1] for digest in digests]
+                return [mapped_prepared(self._folder, digests[item])[1] for item in items]
             except (OSError, ValueError) as error:
                 why = str(error)
         raise WorkerFailed(
@@ -87,12 +87,15 @@ class PreparedRequests:
             task.exception()  # nobody may wait for it any more
 
     async def _asked_one(self, item: m.MediaItem) -> str:
-        return (await self._asked((item,)))[0]
+        return (await self._asked([item]))[item]
 
-    async def _asked(self, items: tuple[m.MediaItem, ...]) -> list[str]:
-        """Returns the digests of prepared files, in the order of the items."""
-        answer = await self._prepare(items)
-        for fault in answer.faults:
-            raise WorkerFailed(fault.error) if fault.waits else MediaUnusable(fault.error)
-        found = {each.index: each.digest for each in answer.items}
-        return [found[number] for number in range(len(items))]
+    async def _asked(self, items: Sequence[m.MediaItem]) -> dict[m.MediaItem, str]:
+        """Returns the digests of prepared files, each item's once."""
+        every, found = tuple(dict.fromkeys(items)), dict[m.MediaItem, str]()
+        for at in range(0, len(every), MOST_ITEMS):
+            order = every[at : at + MOST_ITEMS]
+            answer = await self._prepare(order)
+            for fault in answer.faults:
+                raise WorkerFailed(fault.error) if fault.waits else MediaUnusable(fault.error)
+            found |= {order[each.index]: each.digest for each in answer.items}
+        return found

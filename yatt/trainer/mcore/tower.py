@@ -191,9 +191,7 @@ class TiledTower(nn.Module):
         side = vision.patch_size
         whole = pixels.view(-1, height, width, 3, side, side).permute(0, 3, 1, 4, 2, 5)
         tiles = whole.reshape(-1, 3, height * side, width * side)
-        found = self.vision_tower(tiles).last_hidden_state[
-            :, 1:
-        ]  # without the first token, which is no patch
+        found = self.vision_tower(tiles).last_hidden_state[:, 1:]  # the first token is no patch
         merged = _merged_patches(found.view(-1, height, width, vision.hidden_size), vision.merge_size)
         return TowerOutput(self.multi_modal_projector(merged).flatten(0, 1))
 
