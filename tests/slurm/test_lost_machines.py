@@ -10,10 +10,13 @@ import pytest
 from tests.runs import wait_for
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
-from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.adapters.run_folder.ledger import STARTED, started_attempts, write_record
+from yatt.adapters.slurm.requeue import Requeue
+from yatt.adapters.slurm.slurm import Slurm, expand_node_list
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.store.store import FolderStore
 from yatt.launch.attempt.join import GRACE_S
+from yatt.paths import RunPaths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
 
@@ -133,6 +136,37 @@ def test_a_lost_trainer_node_costs_a_requeue_without_it(cluster: Cluster, refere
     assert "node1 is gone" in ends(run.paths)[0][1]
     assert gone not in hosts(run)
     run.check(reference)
+
+
+HET_JOB = """#!/bin/bash
+#SBATCH --nodes=2 --no-kill --requeue
+#SBATCH hetjob
+#SBATCH --nodes=2 --no-kill --requeue
+trap '' TERM
+while :; do sleep 1; done
+"""
+
+
+def test_a_job_that_lost_a_node_is_kept_off_no_other_that_it_needs(cluster: Cluster, tmp_path):
+    """Slurm shows three nodes while it is completing; four are up, so that of the dead leader is needed."""
+    job_id = cluster.sbatch(HET_JOB)
+    cluster.wait_state(job_id, "RUNNING")
+    names = ("trainer", "engines")
+    parts = zip(names, cluster.components(job_id), strict=True)
+    hosts = {name: expand_node_list(part["NodeList"]) for name, part in parts}
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    write_record(paths, 1, STARTED, {"hosts": hosts})
+    leader, gone = hosts["trainer"]
+    cluster.call("scontrol", "update", f"NodeName={gone}", "State=DOWN", "Reason=dead")
+    wait_for(
+        lambda: cluster.show_job(job_id)["NumNodes"] == "1", timeout_s=60, what="the job without the node"
+    )
+    asked = Requeue(paths=paths, attempt=1, job_id=str(job_id), restarts=0, slurm=Slurm(cluster.env))
+    assert asked.succeed([leader], cluster.env).code == 0
+    assert [part["ExcNodeList"] for part in cluster.components(job_id)] == ["(null)", "(null)"]
+    wait_for(lambda: cluster.show_job(job_id)["Restarts"] == "1", timeout_s=60, what="the next start")
+    cluster.wait_state(job_id, "RUNNING", timeout_s=90)
 
 
 def test_a_lost_batch_node_leaves_no_zombie(cluster: Cluster, reference, tmp_path):

@@ -87,7 +87,7 @@ state, argv = json.loads(file.read_text()), sys.argv[1:]
 if argv[:2] == ["show", "job"]:
     for names in state["lists"]:
         print(f"JobId={argv[2]} Partition=gpu Reservation={state['reservation']}")
-        print(f"   NumNodes={state['nodes']} TRES=cpu=8,node=2 ReqNodeList=(null)")
+        print(f"   NumNodes={state['nodes']} TRES=cpu=8,node={state['tres']} ReqNodeList=(null)")
         print(f"   ExcNodeList={names or '(null)'}\\n")
 elif argv[:2] == ["show", "node"]:
     for number in range(1, 1 + state["up"]):
@@ -113,7 +113,7 @@ class OneJob:
         program.write_text(f"#!{sys.executable} -IS\n{SCONTROL}")
         program.chmod(0o755)
         self.slurm, self._file = Slurm({**os.environ, "PATH": str(folder)}), folder / "slurm.json"
-        state = {"up": 9, "nodes": 2, "refusals": 0, "reservation": "(null)", "changes": []}
+        state = {"up": 9, "nodes": 2, "tres": 2, "refusals": 0, "reservation": "(null)", "changes": []}
         self._file.write_text(json.dumps({**state, **differs, "lists": excluded}))
 
     def state(self) -> dict[str, Any]:
@@ -179,6 +179,18 @@ def test_in_a_reservation_only_its_nodes_are_counted(tmp_path: Path) -> None:
 def test_a_job_that_is_completing_needs_more_nodes_than_it_still_has(tmp_path: Path) -> None:
     job = OneJob(tmp_path, "", "", up=4, nodes=1)
     KeptOff(run_of(tmp_path), job.slurm).renew("7", ["n1"], 1)
+    assert job.excluded() == ["", ""]
+
+
+def test_a_job_that_has_lost_a_node_needs_as_many_as_it_had(tmp_path: Path) -> None:
+    """Slurm forgets the number until the job has completed: seen after a death under --no-kill."""
+    job, paths = OneJob(tmp_path, "", "", up=5, nodes=1, tres=1), run_of(tmp_path)
+    KeptOff(paths, job.slurm).renew("7", ["n1"], 1)
+    assert job.excluded() == ["n1", "n1"]
+    ledger.write_record(
+        paths, 2, ledger.STARTED, {"hosts": {"engines": ["n3", "n4"], "trainer": ["n1", "n2", "n5"]}}
+    )
+    KeptOff(paths, job.slurm).renew("7", ["n1"], 2)
     assert job.excluded() == ["", ""]
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from yatt.adapters.files.files import read_or_none, sealed_record, unsealed_any, write_atomically
 from yatt.adapters.files.patience import with_retries
-from yatt.adapters.run_folder.ledger import started_attempts
+from yatt.adapters.run_folder.ledger import STARTED, record_of_attempt, started_attempts
 from yatt.adapters.slurm.slurm import Fields, Slurm, expand_node_list, is_up, node_gpus_by_type
 from yatt.errors import words_of
 from yatt.paths import RunPaths
@@ -60,7 +60,8 @@ class KeptOff:
         others = [
             [name for name in names if name not in own] for names, own in zip(before, mine, strict=True)
         ]
-        adding = affordable_exclusions(exclude, parts, [self._within(part, nodes) for part in parts], others)
+        within, lost = [self._within(part, nodes) for part in parts], self._num_lost(parts, attempt)
+        adding = affordable_exclusions(exclude, parts, within, others, lost)
         # Record old and new additions first, so that the next start knows all of ours.
         self._note(job_id, [[*own, *new] for own, new in zip(mine, adding, strict=True)], attempt)
         lists = [[*theirs, *new] for theirs, new in zip(others, adding, strict=True)]
@@ -71,6 +72,13 @@ class KeptOff:
         ]
         if all(changed):
             self._note(job_id, adding, attempt)
+
+    def _num_lost(self, parts: list[Fields], attempt: int) -> int:
+        """Returns the number of nodes that the job had when this attempt began and that Slurm no longer
+        counts. With ``--no-kill`` a dead node leaves the job. While the job is completing, all of its fields
+        show only what was left; yet its next start needs as many nodes as were requested."""
+        hosts = with_retries(partial(record_of_attempt, self.paths, attempt, STARTED)).get("hosts", {})
+        return max(0, sum(len(names) for names in hosts.values()) - sum(map(_num_nodes, parts)))
 
     def _note(self, job_id: str, nodes: list[list[str]], attempt: int) -> None:
         with_retries(
@@ -112,8 +120,9 @@ def lately_unfit(paths: RunPaths) -> list[str]:
 
 
 def affordable_exclusions(
-    exclude: list[str], parts: list[Fields], nodes: list[Mapping[str, Fields]], others: list[list[str]]
-) -> list[list[str]]:
+    exclude: list[str], parts: list[Fields], nodes: list[Mapping[str, Fields]], others: list[list[str]],
+    num_lost: int = 0,
+) -> list[list[str]]:  # fmt: skip
     """Returns per component as many of the nodes `exclude`, in order, as it can do without: a job that
     excludes too many nodes waits forever, and no launcher runs that could correct it. Nodes that are down are
     left to Slurm.
@@ -121,6 +130,7 @@ def affordable_exclusions(
     Args:
         nodes: per component, the nodes that it may get.
         others: per component, the nodes that are excluded already.
+        num_lost: nodes that the components need beyond the counts in `parts`, of whichever of them.
     """
     there = [
         {name for name, node in mine.items() if could_serve(node, part)} - {*off}
@@ -128,7 +138,9 @@ def affordable_exclusions(
     ]
     result = []
     for part, mine in zip(parts, there, strict=True):
-        wanted = sum(_num_nodes(each) for each, its in zip(parts, there, strict=True) if its & mine)
+        wanted = num_lost + sum(
+            _num_nodes(each) for each, its in zip(parts, there, strict=True) if its & mine
+        )
         features = value_of(part, "Features")
         is_judged = not value_of(part, "ReqNodeList") and re.fullmatch(r"[\w.-]*", features)
         spare = max(0, len(mine) - wanted) if is_judged else 0
