@@ -17,9 +17,13 @@ from PIL import Image
 from tests.forked.lots import STARTED
 from tests.pictures import encoded, good_files, hostile_files, picture, pixels
 from tests.tiny_processors import write_processor
-from tests.worker_process import WorkerServer, worker_with_server, write_run
+from tests.worker_process import ATTEMPT, WorkerServer, worker_with_server, write_run
 from yatt.adapters.node_local.prepared_media import open_prepared
+from yatt.adapters.run_folder.staged import note_copies
+from yatt.config.site import StageSection
 from yatt.errors import EXIT_USER_MISTAKE
+from yatt.launch.node.staging import Staging
+from yatt.paths import RunPaths
 from yatt.records import message as m
 
 MOST_MIB = 600
@@ -123,6 +127,46 @@ def test_a_folder_of_hostile_files_costs_each_file_one_sentence_and_little_memor
 
     log = scene.play(play)
     assert "Traceback" not in log and "\x1b" not in log
+
+
+def test_pictures_come_from_the_copy_on_the_nodes_disk_if_it_has_exactly_them(tmp_path: Path) -> None:
+    """What a copy lacks, or a disk has changed, comes from its original place; no link leads out by it."""
+    scene, said = Scene(tmp_path), list[str]()
+    names = ("gone.png", ".hidden.png", "changed.png", "later.png")
+    items = {name: scene.add(name, encoded(picture(96, 64, seed), "PNG")) for seed, name in enumerate(names)}
+    (scene.pictures / "inside.png").symlink_to("changed.png")
+    items["inside.png"] = m.MediaItem("inside.png", items["changed.png"].sha256)
+    strange = plant_strange(scene)
+    secret = hashlib.sha256((tmp_path / "secret.png").read_bytes()).hexdigest()
+    (scene.pictures / "above").symlink_to("..")
+    (scene.pictures / "later.png").rename(tmp_path / "later.png")
+    stage = StageSection(folder=str(tmp_path / "disk"), what=("media",))
+    (tmp_path / "disk").mkdir()
+    staging = Staging(stage, {}, said.append, lambda: False)
+    copies = staging.run((), [str(scene.pictures)])
+    copy = Path(copies[str(scene.pictures)])
+    assert said == []
+    assert {path.name for path in copy.iterdir()} == {"gone.png", ".hidden.png", "changed.png"}
+    damaged = bytearray((copy / "changed.png").read_bytes())
+    damaged[-20] ^= 1
+    (copy / "changed.png").write_bytes(damaged)
+    (copy / "out.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "later.png").rename(scene.pictures / "later.png")
+    for name in ("gone.png", ".hidden.png"):
+        (scene.pictures / name).unlink()
+    note_copies(RunPaths(scene.run), ATTEMPT, 0, copies)
+    bad = [m.MediaItem(name, secret) for name in strange if name.startswith("out")]
+    bad += [m.MediaItem("above/secret.png", secret), m.MediaItem("gone.png"), m.MediaItem("gone.png", secret)]
+
+    async def play(server: WorkerServer) -> None:
+        answer = await prepared(server, *items.values(), *bad)
+        faults = [fault.error for fault in answer.faults]
+        assert [item.index for item in answer.items] == [*range(len(items))], faults
+        assert all("leads out of data.media_root" in says for says in faults[:2]), faults
+        assert all("gone.png cannot be read: No such file" in says for says in faults[2:]), faults
+
+    scene.play(play)
+    staging.close()
 
 
 def test_pictures_are_prepared_once_and_found_again_by_the_next_process(tmp_path: Path) -> None:

@@ -85,8 +85,9 @@ class StageSection:
     """Folder on a local disk of the node; $NAME is a variable of the step ($TMPDIR). Empty: nothing is
     copied."""
 
-    what: tuple[Literal["models", "data", "container"], ...] = ("models", "data", "container")
-    """Files to copy. models: policy and GenRMs; data: prompts; container: the image, if it is a file."""
+    what: tuple[Literal["models", "data", "media", "container"], ...] = ("models", "data", "container")
+    """Files to copy. models: policy and GenRMs; data: prompts; media: to every node, the folder
+    `data.media_root` and pictures from inside the data files; container: the image, if it is a file."""
 
     environment: Annotated[str, FILE] = ""
     """A tar archive of the virtual environment of `python`, made by `tar -cf FILE -C ENVIRONMENT .`: unpacked

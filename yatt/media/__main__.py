@@ -28,7 +28,7 @@ from yatt.adapters.processes.process import leave_notice_to_controller
 from yatt.adapters.processes.stack_dump import answer_stack_requests
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.processes.worker_arguments import WorkerArguments, parse_arguments
-from yatt.adapters.run_folder.staged import load_on_node
+from yatt.adapters.run_folder.staged import copies_on_node, load_on_node
 from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_FAILED, ConfigError
 from yatt.media.encoding import PictureEncoding
@@ -164,7 +164,9 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
             preparations[genrm.name] = PictureEncoding(genrm.api.most_pixels, genrm.api.most_bytes)
     files = KeptFiles(Path(arguments.media), media.cache_bytes or default_cache_bytes())
     worker = MediaWorker(files, media.timeout_s)
-    sources = MediaSources(data.media_root, data.media_store, media.storage_options, media.timeout_s)
+    where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
+    copies = with_retries(partial(copies_on_node, *where))
+    sources = MediaSources(data.media_root, data.media_store, media.storage_options, media.timeout_s, copies)
     maker = PictureMaker(sources, preparations, files, media.most_pixels, worker.tick)
     video = media.video
     maker.videos = partial(

@@ -64,13 +64,17 @@ class MediaSources:
         stored: `data.media_store`.
         options: `media.storage_options`.
         limit_s: longest time of one call of the store.
+        copies: folders on this node's disk by the folder that each is a copy of.
 
     Raises:
         ConfigError: `data.media_root` is a URL that cannot be opened.
     """
 
-    def __init__(self, root: str, stored: str, options: Mapping[str, Any], limit_s: float) -> None:
-        self._root, self._stored = root, stored
+    def __init__(
+        self, root: str, stored: str, options: Mapping[str, Any], limit_s: float,
+        copies: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._root, self._stored, self._copies = root, stored, dict(copies or {})
         self._store: Store | None = None
         if root and not is_folder(root):
             self._store = open_store(root, dict(options), min(limit_s, 60.0))
@@ -93,11 +97,23 @@ class MediaSources:
             raise MediaRefused("has neither a path nor a digest")
         root, path = self._root if item.path else self._stored, media_path(item.path, item.sha256)
         try:
-            file = open_media(root, path)
+            file = self._open_copy(root, path, item.sha256) or open_media(root, path)
         except ValueError as error:
             raise MediaRefused("leads out of data.media_root") from error
         with file:
             yield _file_source(file)
+
+    def _open_copy(self, root: str, path: str, digest: str) -> BufferedReader | None:
+        """Returns the file from the copy on this node's disk; None unless it has exactly these bytes: a copy
+        is made once an attempt and lacks links, and a disk may fail."""
+        if root not in self._copies or not digest:
+            return None
+        with contextlib.suppress(OSError, ValueError, MediaRefused), contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_media(self._copies[root], path))
+            if _file_source(file).content_digest() == digest:
+                stack.pop_all()
+                return file
+        return None
 
 
 def _refuse_path(path: str) -> None:

@@ -247,7 +247,7 @@ def test_a_source_with_a_hidden_name_is_gone_on_with(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_bytes(b"{}")
     copies = copies_in(tmp_path)
-    name = local_copy._name_of(CopiedFiles.of(model))
+    name = local_copy._name_of(CopiedFiles.of(model, copied_files.copied_parts))
     begun = copies.folder / f"{name}.partial" / ".model"
     begun.mkdir(parents=True)
     (begun / "0123.unfinished").write_bytes(b"{")

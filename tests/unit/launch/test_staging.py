@@ -15,14 +15,14 @@ import pytest
 from tests.runs import HANG_S
 from tests.unit.core.test_placement import config
 from yatt.adapters.files.files import read_or_none, unsealed_any
-from yatt.adapters.node_local import copied_files, local_copy
+from yatt.adapters.node_local import local_copy
 from yatt.adapters.run_folder.ledger import ENDED, STOP, write_record
 from yatt.adapters.run_folder.staged import load_on_node, note_copies, on_node
 from yatt.config.load import resolved_text
 from yatt.config.schema import PlacementSection
 from yatt.config.site import SiteConfig, StageSection, load_site
 from yatt.errors import ConfigError
-from yatt.launch.node.staging import Staging, fault_of, sources_of
+from yatt.launch.node.staging import Staging, fault_of, media_folders, sources_of
 from yatt.launch.node.step import STOP_LOOK_S, _Step
 from yatt.launch.resolve.plan import Resized, effective_config
 from yatt.paths import RunPaths
@@ -95,7 +95,7 @@ def test_a_filesystem_that_stands_still_costs_its_limit(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stands = threading.Event()
-    monkeypatch.setattr(copied_files, "copied_parts", lambda _: [stands.wait(HANG_S)][:0])
+    monkeypatch.setattr(local_copy, "copied_parts", lambda _: [stands.wait(HANG_S)][:0])
     said: list[str] = []
     assert staging(str(tmp_path), said, limit_s=1).run([source]) == {}
     assert said == [f"{source} was not copied within 1 s (stage.limit_s); it is read from its original place"]
@@ -118,7 +118,7 @@ def test_a_disk_that_stands_still_at_the_end_holds_nobody(
 
 
 def test_a_defect_costs_a_line(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copied_files, "copied_parts", lambda _: raises(ValueError("odd")))
+    monkeypatch.setattr(local_copy, "copied_parts", lambda _: raises(ValueError("odd")))
     said: list[str] = []
     assert staging(str(tmp_path), said).run([source]) == {}
     assert said == [f"{source} is not copied (ValueError: odd); it is read from its original place"]
@@ -143,6 +143,20 @@ def test_a_node_copies_what_its_roles_read() -> None:
     only = StageSection(folder="/local", what=("data",))
     assert [sources_of(run, only, node) for node in (0, 1)] == [data, ()]
     assert sources_of(run, StageSection(folder="/local", what=("container",)), 0) == ()
+
+
+def test_media_are_copied_where_the_site_wants_it_and_they_stay_the_same(tmp_path: Path) -> None:
+    stage = StageSection(folder="/local", what=("media",))
+    run = config(1, 1, 1, 0)
+    seeing = replace(run, data=replace(run.data, media_root=str(tmp_path), media_store="/store"))
+    assert media_folders(run, stage) == media_folders(seeing, StageSection(folder="/local")) == ()
+    assert media_folders(seeing, stage) == (str(tmp_path), "/store")
+    away = replace(seeing, data=replace(seeing.data, media_root="s3://bucket/pictures"))
+    grows = replace(seeing, environment=replace(seeing.environment, path="/tool.py", images=True))
+    nowhere = replace(seeing, data=replace(seeing.data, media_root=""))
+    assert media_folders(away, stage) == media_folders(nowhere, stage) == ("/store",)
+    assert media_folders(grows, stage) == (str(tmp_path),)
+    assert sources_of(seeing, stage, 0) == ()
 
 
 def test_the_processes_of_a_node_read_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,22 +40,27 @@ class CopiedFiles:
     """The copy of a file or folder, which has each file of `parts`.
 
     Attributes:
-        parts: what `copied_parts` returned.
+        parts: what `list_parts` returned.
     """
 
     source: Path
     parts: list[SourceFile]
 
+    list_parts: Callable[[Path], list[SourceFile]]
+
     @classmethod
-    def of(cls, source: Path) -> "CopiedFiles":
+    def of(cls, source: Path, list_parts: Callable[[Path], list[SourceFile]]) -> "CopiedFiles":
         """Looks at the source.
+
+        Args:
+            list_parts: `copied_parts` or `media_parts`.
 
         Raises:
             OSError: it does not exist, cannot be read, or has no files.
         """
-        if not (parts := copied_parts(source)):
+        if not (parts := list_parts(source)):
             raise OSError(errno.ENOENT, "the folder is empty", str(source))
-        return cls(source, parts)
+        return cls(source, parts, list_parts)
 
     @property
     def leaf(self) -> str:
@@ -85,7 +90,7 @@ class CopiedFiles:
         for unfinished in copy.parent.rglob(f"*{_UNFINISHED}"):
             unfinished.unlink(missing_ok=True)
         _Copying(self.source, copy, self._missing(copy), is_over).run()
-        if copied_parts(self.source) != self.parts:
+        if self.list_parts(self.source) != self.parts:
             raise OSError(errno.ESTALE, "changed while it was copied", str(self.source))
 
     def _missing(self, copy: Path) -> list[SourceFile]:
@@ -172,6 +177,26 @@ def copied_parts(source: Path) -> list[SourceFile]:
     if not source.is_dir():
         return [_part(source, "")]
     return sorted(_parts_below(source, ""), key=lambda part: part.name)
+
+
+def media_parts(folder: Path) -> list[SourceFile]:
+    """Returns all files of a folder at any depth, by name. No link is followed: whoever wrote the data could
+    name any file of this machine by one. Its readers open what a copy lacks at its original place.
+
+    Raises:
+        OSError: the folder does not exist, or cannot be read.
+    """
+    return sorted(_files_below(folder, ""), key=lambda part: part.name)
+
+
+def _files_below(folder: Path, prefix: str) -> Iterator[SourceFile]:
+    with os.scandir(folder) as scanned:
+        entries = list(scanned)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_below(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_file(follow_symlinks=False):
+            yield _part(Path(entry.path), f"{prefix}{entry.name}")
 
 
 def _parts_below(folder: Path, prefix: str) -> Iterator[SourceFile]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from yatt.adapters.node_local.copied_files import CopiedFiles, GivenUp
+from yatt.adapters.node_local.copied_files import CopiedFiles, GivenUp, copied_parts, media_parts
 from yatt.adapters.node_local.local_folder import own_subfolder
 from yatt.adapters.node_local.unpacked_archive import UnpackedArchive
 
@@ -93,7 +93,11 @@ class LocalCopies:
             OSError: it cannot be made, the disk is full, or the source changes meanwhile.
             GivenUp: `is_over` returned True first.
         """
-        return self._taken(CopiedFiles.of(source))
+        return self._taken(CopiedFiles.of(source, copied_parts))
+
+    def take_media(self, folder: Path) -> Path:
+        """Returns the copy of a folder of media, which lacks links; otherwise like `take`."""
+        return self._taken(CopiedFiles.of(folder, media_parts))
 
     def unpack(self, archive: Path) -> Path:
         """Returns the folder with the members of a tar archive; otherwise like `take`."""

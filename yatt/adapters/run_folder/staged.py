@@ -25,6 +25,16 @@ def note_copies(paths: RunPaths, attempt: int, node: int, copies: Mapping[str, s
     write_atomically(path, sealed_record({"copies": dict(copies)}, attempt))
 
 
+def copies_on_node(paths: RunPaths, attempt: int, node: int) -> dict[str, str]:
+    """Returns the path of each copy on this node, by its source.
+
+    Raises:
+        OSError: the run folder does not answer.
+    """
+    noted = unsealed_any(read_or_none(paths.staged(attempt, node))) or {}
+    return dict(noted.get("copies", {}))
+
+
 def load_on_node(paths: RunPaths, attempt: int, node: int) -> RunConfig:
     """Like `load_attempt`, for a controller or worker.
 
@@ -42,8 +52,7 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
     Raises:
         OSError: the run folder does not answer.
     """
-    noted = unsealed_any(read_or_none(paths.staged(attempt, node))) or {}
-    copies = noted.get("copies", {})
+    copies = copies_on_node(paths, attempt, node)
 
     def place(source: str) -> str:
         with contextlib.suppress(OSError):  # the disk fails, or the copy was removed

@@ -26,6 +26,7 @@ from yatt.adapters.machine.descriptors import raise_soft_limit
 from yatt.adapters.node_local.copied_files import GivenUp
 from yatt.adapters.node_local.local_copy import LocalCopies
 from yatt.adapters.node_local.local_folder import MEMORY, SHARED, mount_of
+from yatt.checkpoint.store.store import is_folder
 from yatt.config.schema import RunConfig
 from yatt.config.site import StageSection
 from yatt.core.gpus.placement import ROLLOUT, TRAINER, genrm_role, placement_of
@@ -142,6 +143,16 @@ def sources_of(config: RunConfig, stage: StageSection, node: int) -> tuple[str, 
     return tuple(dict.fromkeys(found))
 
 
+def media_folders(config: RunConfig, stage: StageSection) -> tuple[str, ...]:
+    """Returns the folders from which every node's media process reads. A store to which environments add
+    pictures during the run is none: it is not the same when its copy ends."""
+    data = config.data
+    if "media" not in stage.what or not data.media_store:
+        return ()
+    stored = [] if config.environment.images else [data.media_store]
+    return (*([data.media_root] if data.media_root and is_folder(data.media_root) else []), *stored)
+
+
 @dataclass(slots=True)
 class Staging:
     """Copies made and used by one process of this node.
@@ -168,10 +179,10 @@ class Staging:
         """Whether the site file enables staging."""
         return bool(self.stage.folder)
 
-    def run(self, sources: Iterable[str]) -> dict[str, str]:
-        """Copies the sources that have no copy yet; returns the path of each copy."""
-        if wanted := tuple(sources):
-            self._in_time(partial(self._copy, wanted))
+    def run(self, sources: Iterable[str], media: Iterable[str] = ()) -> dict[str, str]:
+        """Copies sources, then folders of media, that have no copy yet; returns the path of each copy."""
+        if wanted := (*sources, *media):
+            self._in_time(partial(self._copy, wanted, frozenset(media)))
         return dict(self._made)
 
     def local_python(self) -> str:
@@ -237,12 +248,13 @@ class Staging:
         self._copies = copies
         return copies
 
-    def _copy(self, sources: tuple[str, ...]) -> None:
+    def _copy(self, sources: tuple[str, ...], media: frozenset[str]) -> None:
         if (copies := self._opened()) is None:
             return
         for self._at in sources:
             try:
-                self._made[self._at] = self._taken(copies.take, self._at)
+                take = copies.take_media if self._at in media else copies.take
+                self._made[self._at] = self._taken(take, self._at)
             except GivenUp:
                 return
             except OSError as error:

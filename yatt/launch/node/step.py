@@ -53,7 +53,7 @@ from yatt.launch.node.device import device_of
 from yatt.launch.node.network import own_address
 from yatt.launch.node.node_check import NodeCheck
 from yatt.launch.node.places import NextLife, claim_life
-from yatt.launch.node.staging import Staging, sources_of
+from yatt.launch.node.staging import Staging, media_folders, sources_of
 from yatt.launch.node.steps import BLIND
 from yatt.launch.resolve.plan import read_job_plan
 from yatt.paths import RunPaths
@@ -206,7 +206,9 @@ class _Step:
             self.staging = Staging(site.stage, environment, partial(_say_in, log), self._is_stopping)
             if self.staging.is_wanted:
                 self._note({"device": device})  # the node passed the check; report that before the copying
-                argv[0] = self._stage(self.staging, sources_of(config, site.stage, self.node))
+                argv[0] = self._stage(
+                    self.staging, sources_of(config, site.stage, self.node), media_folders(config, site.stage)
+                )
         except (ConfigError, WorkerFailed) as error:
             return self._refused(log, str(error), exit_code_of(error), {})
         except OSError as error:  # no route to the first node
@@ -268,7 +270,7 @@ class _Step:
         self._close()
         return code if code >= 0 else 128 - code
 
-    def _stage(self, staging: Staging, sources: tuple[str, ...]) -> str:
+    def _stage(self, staging: Staging, sources: tuple[str, ...], media: tuple[str, ...] = ()) -> str:
         """Copies the sources and the environment to this node's disk, except after a failed attempt, because
         the disk may have caused the failure; returns the Python interpreter for the controller."""
         if (
@@ -277,7 +279,7 @@ class _Step:
         ):
             staging.say("the previous attempt failed: this attempt reads nothing from stage.folder")
             return sys.executable
-        if (copies := staging.run(sources)) or self.is_guest:  # instead of those of the node before
+        if (copies := staging.run(sources, media)) or self.is_guest:  # instead of those of the node before
             try:
                 _waited_for(partial(note_copies, self.paths, self.attempt, self.node, copies))
             except (YattError, OSError) as error:
