@@ -20,6 +20,8 @@ import msgspec
 
 from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.net.curve import CurveKeys
+from yatt.adapters.net.key_value import LONGEST_PARK_S, KeyValueClient, KeyValueServer
 from yatt.adapters.node_local.host_segment import (
     STATE,
     WEIGHTS,
@@ -38,17 +40,87 @@ from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.core.figures.fact_metrics import fact_metrics
 from yatt.engine.script import scripted_logprobs
-from yatt.errors import WorkerFailed
+from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
+from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.weights import WeightPlan
 from yatt.trainer.orders import ArrivedSamples, carried_out
-from yatt.trainer.scripted.files import saved_state, write_folder
 from yatt.trainer.scripted.layout import ElementRun, ModelShare, laid_out
-from yatt.trainer.scripted.meeting import ScriptedMeeting
-from yatt.trainer.scripted.state import MOMENTS, STATE_BYTES, state_after, state_elements
+from yatt.trainer.scripted.state import (
+    MOMENTS,
+    STATE_BYTES,
+    saved_state,
+    state_after,
+    state_elements,
+    write_folder,
+)
 from yatt.trainer.state.restoring import CheckpointSource
+
+
+class ScriptedMeeting:
+    """The ranks' key-value service, by which they exchange what each knows of an iteration."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._server: KeyValueServer | None = None
+        self._client: KeyValueClient | None = None
+        self.rank, self.world_size = 0, 1
+        self._read = ""
+
+    def open_store(self, host: str) -> int:
+        """Starts the service, once; returns its port."""
+        if self._server is None:
+            self._server = KeyValueServer(host, self._keys())
+        return self._server.port
+
+    def join(self, order: m.Join) -> None:
+        """Meets all other ranks; a second call does nothing."""
+        if self._client is not None:
+            return
+        self.rank, self.world_size = order.global_rank, order.world_size
+        self._client = KeyValueClient(order.host, order.port, self._keys())
+        self.gathered("join", b"", self._config.launch.start_timeout_s)
+
+    def gathered(self, name: str, own: bytes, limit_s: float) -> bytes:
+        """Returns a digest of what all ranks give under this name. The first rank makes it.
+
+        Raises:
+            DeadlineExceeded: a rank gives nothing.
+        """
+        assert self._client is not None, "Join comes first"
+        self._client.call("set", f"{name}/{self.rank}", value=own)
+        if self.rank == 0:
+            keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+            self._client.call("set", name, value=_joined([self._got(key, limit_s) for key in keys]))
+            for key in (*keys, self._read):  # each rank has read the one before, or it would not have given
+                self._client.call("delete", key)
+            self._read = name
+        return self._got(name, limit_s)
+
+    def leave(self) -> None:
+        """Closes the client and the service."""
+        for part in (self._client, self._server):
+            if part is not None:
+                part.close()
+
+    def _got(self, key: str, limit_s: float) -> bytes:
+        assert self._client is not None
+        until_s = monotonic_s() + limit_s
+        while not self._client.call("check", key, park_s=LONGEST_PARK_S).found:
+            if monotonic_s() > until_s:
+                raise DeadlineExceeded(f"no rank gave {key} within {limit_s:g} s")
+        return self._client.call("get", key).value
+
+    def _keys(self) -> CurveKeys:
+        return CurveKeys(RunPaths(Path(self._config.run.dir)).keys)
+
+
+def _joined(given: list[bytes]) -> bytes:
+    """A digest of all samples, in the order of their numbers: which rank has which does not matter."""
+    samples = sorted(pair for raw in given if raw for pair in msgspec.msgpack.decode(raw))
+    return hashlib.blake2b(msgspec.msgpack.encode(samples), digest_size=STATE_BYTES).digest()
 
 
 @dataclass(slots=True)
