@@ -23,6 +23,7 @@ from yatt.adapters.node_local.host_segment import HEADER_BYTES, segment_path
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
 from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
+from yatt.engine.worker import decoded_difference
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 
@@ -63,6 +64,13 @@ def subject(request, tmp_path_factory) -> Iterator[Subject]:
     engine.start()
     yield Subject(engine, kind, models, None if kind == "scripted" else transformers_logprobs)
     engine.close()
+
+
+def test_log_probs_of_sampled_tokens_are_the_engines_own_scores_of_them(subject: Subject) -> None:
+    """One token after the other, and all at once. A planted fault is in `test_engine_options.py`."""
+    assert decoded_difference(subject.engine, options_for(subject.models[0]), PROMPT) < 1e-5
+    short = options_for(subject.models[0], max_model_tokens=4)
+    assert decoded_difference(subject.engine, short, PROMPT) < 1e-5
 
 
 def options_for(model: str, **more: object) -> EngineOptions:

@@ -42,6 +42,29 @@ def test_a_deep_random_model_in_bfloat16_is_in_sync_and_another_is_not(tmp_path:
     assert max(row_differences(*rowed)) > 5 * max(check["allowed"] for check in checks)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_policy_learns_from_an_engine_in_fp8_that_has_two_options(tmp_path: Path) -> None:
+    """Its weights are quantised anew at each update; the check follows what the first one has shown."""
+    make_qwen3(tmp_path / "policy", tied=False, layers=4, head=0.5)
+    options = {"quantization": "fp8_per_channel", "max_num_batched_tokens": 512}
+    run = RunFile(tmp_path, {
+        "run": {"deterministic": False},
+        "launch": {"nodes": 1},
+        "model": {"dtype": "bfloat16"},
+        "rollout": {"engine": "vllm", **ENGINES["vllm"], "engine_args": options},
+        "trainer": {"total_iterations": 3},
+        "sync": {"probe_prompts": 2},
+    })  # fmt: skip
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = [event for event in rows(run.run_dir / "events.jsonl") if event["kind"] == "weights.check"]
+    assert {check["policy_version"] for check in checks} == {0, 1, 2, 3}
+    assert all(0.1 < check["difference"] <= check["allowed"] for check in checks), "in bfloat16 about 0.05"
+    differences = [row["training/rollout_probs_diff_mean"] for row in rows(run.run_dir / "metrics.jsonl")]
+    assert all(0.01 < difference < 0.1 for difference in differences), "in bfloat16 about 0.005"
+
+
 def logprobs(folder: str) -> list[float]:
     import torch
     from transformers import AutoModelForCausalLM

@@ -73,7 +73,7 @@ OPERATIONAL = (
 
 _ENGINE = (
     "engine", "tp_size", "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager",
-    "expert_parallel",
+    "expert_parallel", "engine_args",
 )  # fmt: skip
 
 LAYOUT = (

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from yatt.config.engine_keys import engine_faults
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GROUP_BASELINES
 from yatt.config.sizes import (
@@ -50,6 +51,7 @@ def broken_relations(config: RunConfig) -> list[Fault]:
         *_modes(config),
         *_profile(config),
         *_rehearsal(config),
+        *engine_faults(config),
     ]
 
 

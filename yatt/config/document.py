@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from yatt.config.changing import change_kind
 from yatt.config.schema import RunConfig
-from yatt.config.sections.ranges import Free, Range, Text
+from yatt.config.sections.ranges import EngineValue, Free, Range, Text
 from yatt.config.sections.sft import SftConfig
 from yatt.config.site import SiteConfig
 
@@ -219,8 +219,8 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 def _kind(hint: Any) -> str:
     """Returns the type in words, with the allowed range."""
-    if hint == Free:
-        return "any plain value"
+    if hint in (Free, EngineValue):
+        return "any plain value" if hint == Free else "any value"
     rules = [rule for rule in get_args(hint)[1:] if isinstance(rule, Range)] if _is_annotated(hint) else []
     hint = _bare(hint)
     origin, args = get_origin(hint), get_args(hint)

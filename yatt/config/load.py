@@ -327,8 +327,9 @@ def _choice(hint: Any, value: Any) -> Any:
 
 
 def _plain_type(hint: Any) -> Any:
-    """Returns the type without its rules."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    """Returns the type without its rules, as YAML has it."""
+    origin = get_origin(hint) or hint
+    return get_args(hint)[0] if origin is Annotated else list if origin is tuple else origin
 
 
 def _told(key: str, value: Any) -> str:
@@ -351,6 +352,7 @@ def _shown(value: Any) -> str:
 
 
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_WANTED |= {list: "a list", dict: "a section"}
 
 
 def _wanted(hint: Any) -> str:
@@ -358,10 +360,8 @@ def _wanted(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if origin in (Union, types.UnionType):
-        return " or ".join(_WANTED[_plain_type(arg)] for arg in get_args(hint))
-    if origin is tuple:
-        return "a list"
-    return "a section" if origin is dict else _WANTED[hint]
+        return " or ".join(dict.fromkeys(map(_wanted, get_args(hint))))
+    return _WANTED[_plain_type(hint)]
 
 
 MOST_SHOWN_INT = 1e18

@@ -37,6 +37,7 @@ from yatt.config.sections.ranges import (
     SECONDS,
     SHARE,
     SIZE_BYTES,
+    EngineValue,
     Range,
     range_above,
     range_between,
@@ -215,6 +216,11 @@ class RolloutSection:
     expert_parallel: bool = False
     """Give each GPU of an engine whole experts, not a part of every expert's matrices: for a mixture of
     experts in vLLM on CUDA, with tp_size above 1."""
+
+    engine_args: dict[str, EngineValue] = field(default_factory=dict)
+    """Options of vLLM that have no key here, passed on by vLLM's names: quantization, kv_cache_dtype,
+    speculative_config, max_num_batched_tokens, compilation_config, attention_backend and others. Options that
+    would break what a run relies on are refused."""
 
     max_policy_age: Annotated[int, COUNT_OR_NONE] = 1
     """Maximum number of policy versions between a group's oldest token and its training. Older completions

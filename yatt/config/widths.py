@@ -58,20 +58,21 @@ def _spans(config: RunConfig, sizes: dict[str, int], widest: str, named: str) ->
     yield from _spanning_engines(config)
 
 
-def _sections(config: RunConfig) -> list[tuple[str, RolloutSection | GenRMSection]]:
+def engine_sections(config: RunConfig) -> list[tuple[str, RolloutSection | GenRMSection]]:
+    """Returns the sections of everything that has engines, by key."""
     judges = [(f"genrms[{i}]", g) for i, g in enumerate(config.genrms) if g.has_engine]
     return [("rollout", config.rollout), *judges]
 
 
 def _spanning_engines(config: RunConfig) -> Iterator[Fault]:
     gpus = engine_node_gpus(config)
-    for key, section in _sections(config):
+    for key, section in engine_sections(config):
         if section.tp_size > gpus and section.engine == "transformers":
             yield f"{key}.engine", f"tp_size {section.tp_size} spans nodes, which needs vllm; write vllm."
 
 
 def _experts(config: RunConfig) -> Iterator[Fault]:
-    for name, section in _sections(config):
+    for name, section in engine_sections(config):
         key = f"{name}.expert_parallel"
         if not section.expert_parallel:
             continue

@@ -3,6 +3,7 @@
 import importlib
 
 from yatt.adapters.machine.collector import without_collections
+from yatt.config.engine_keys import SPECULATION, SPECULATION_ON_CPU
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions
 from yatt.errors import ConfigError
 
@@ -11,12 +12,16 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
     """Builds an engine that has not started.
 
     Raises:
-        ConfigError: it spans nodes or has whole experts on its GPUs, and this kind cannot.
+        ConfigError: it spans nodes, has whole experts on its GPUs or has options, and this kind cannot.
     """
     if kind == "transformers" and options.num_ranks > 1:
         raise ConfigError(f"an engine of {options.num_ranks} GPUs on several nodes needs vllm; install it.")
     if options.expert_parallel and kind != "vllm":
         raise ConfigError(f"expert_parallel needs vllm, not {kind}; install it, or remove expert_parallel.")
+    if options.arguments and kind != "vllm":
+        raise ConfigError(f"engine_args needs vllm, not {kind}; install it, or remove engine_args.")
+    if SPECULATION in options.arguments and options.device == "cpu":
+        raise ConfigError(f"engine_args.{SPECULATION}: {SPECULATION_ON_CPU}")
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 

@@ -8,12 +8,14 @@ On CPU, `sleep` need not free memory: vLLM's CPU build keeps its weights and KV 
 them as declared sleeping memory.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from yatt.adapters.inputs.model_family import has_turned_experts
 from yatt.adapters.inputs.tokenizer import eos_ids
 from yatt.config.schema import GenRMSection, RunConfig
+from yatt.config.sections.ranges import EngineValue
 from yatt.errors import WorkerFailed
 from yatt.models.folder import takes_pictures
 from yatt.models.model import read_config
@@ -132,6 +134,9 @@ class EngineOptions:
     media_folder: str = ""
     """Folder of prepared pictures on this node."""
 
+    arguments: Mapping[str, EngineValue] = field(default_factory=dict)
+    """Options of the engine's library: `engine_args` of the run file."""
+
     weights_are_replaced: bool = False
     """New weights are loaded after every wake, so sleep need not keep the old ones."""
 
@@ -188,6 +193,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         expert_parallel=rollout.expert_parallel,
+        arguments=rollout.engine_args,
         deterministic=config.run.deterministic,
         takes_pictures=takes_pictures(config.model.path),
         most_pictures=config.media.most_per_prompt if config.data.media_store else 0,
@@ -211,6 +217,7 @@ def genrm_options(
         gpu_memory_utilization=genrm.gpu_memory_utilization,
         enforce_eager=genrm.enforce_eager,
         expert_parallel=genrm.expert_parallel,
+        arguments=genrm.engine_args,
         deterministic=deterministic,
         takes_pictures=takes_pictures(genrm.model),
         most_pictures=most_pictures,

@@ -11,10 +11,12 @@ On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from yatt.config.engine_keys import unknown_option
+from yatt.config.sections.ranges import EngineValue
 from yatt.engine.protocol import (
     CPU_KV_CACHE_BYTES,
     UNLOADED,
@@ -24,7 +26,7 @@ from yatt.engine.protocol import (
     waits_for_weights,
 )
 from yatt.engine.weights.published import read_publication
-from yatt.errors import ConfigError, WorkerFailed
+from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.quantized import KEY
 from yatt.records import message as m
 
@@ -65,20 +67,16 @@ class VllmEngine:
 
         from yatt.engine.vllm_pictures import PictureInputs, check_pictures, picture_arguments
 
-        arguments = engine_arguments(self._options) | attention_arguments(self._options)
+        arguments = engine_arguments(self._options)
         known = {item.name for item in dataclasses.fields(EngineArgs)}
         arguments |= picture_arguments(self._options, known)
-        unknown = arguments.keys() - known
-        if unknown:
-            raise ConfigError(
-                f"this vLLM does not know {', '.join(sorted(unknown))}; install a version yatt was made "
-                "for (see the engine extra in pyproject.toml)."
-            )
+        refuse_unknown(arguments, known, self._options)
         if self._options.num_ranks > 1:
             self._exchange.enter_context(rank_exchange())
         # The context decides how many tokens of prompts a step computes: 16,384 on an H100 for vLLM's own LLM
         # class, 2,048 for the default context of this call, which has no entry in vLLM's table.
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
+        written = written_arguments(arguments, self._options, UsageContext.LLM_CLASS)
+        self._llm = LLMEngine.from_engine_args(written, UsageContext.LLM_CLASS)
         check_pictures(self._llm, self._options)
         if self._options.most_pictures:
             self._pictures = PictureInputs(self._options)
@@ -281,15 +279,18 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
-    """vLLM's EngineArgs for these options."""
+    """vLLM's EngineArgs for these options. What the run file passes comes after yatt's defaults and before
+    what a run relies on."""
     arguments: dict[str, Any] = {
+        "enable_prefix_caching": not options.deterministic,
+        **attention_arguments(options),
+        **{name: _plain(value) for name, value in options.arguments.items()},
         "model": options.model,
         "dtype": options.dtype,
         "max_model_len": options.max_model_tokens,
         "max_num_seqs": 1 if options.deterministic else options.max_num_seqs,
         "tensor_parallel_size": options.tp_size,
         "enforce_eager": options.enforce_eager or options.device == "cpu",
-        "enable_prefix_caching": not options.deterministic,
         "logprobs_mode": "processed_logprobs",
         # Otherwise the model's generation_config.json overrides the run file's sampling settings.
         "generation_config": "vllm",
@@ -315,6 +316,43 @@ def engine_arguments(options: EngineOptions) -> dict[str, Any]:
     if options.kv_cache_bytes:
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes
     return arguments
+
+
+def _plain(value: EngineValue) -> Any:
+    """Returns an option with lists where the config has tuples."""
+    if isinstance(value, Mapping):
+        return {name: _plain(child) for name, child in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def refuse_unknown(arguments: Mapping[str, Any], known: Collection[str], options: EngineOptions) -> None:
+    """Raises ConfigError if the installed vLLM lacks one of the arguments."""
+    if not (unknown := sorted(arguments.keys() - known)):
+        return
+    if name := next((name for name in unknown if name in options.arguments), ""):
+        raise ConfigError(f"engine_args.{name}: {unknown_option(name, known)}")
+    raise ConfigError(
+        f"this vLLM does not know {', '.join(unknown)}; install a version yatt was made for (see the engine "
+        "extra in pyproject.toml)."
+    )
+
+
+def written_arguments(arguments: Mapping[str, Any], options: EngineOptions, context: Any) -> Any:
+    """Returns vLLM's EngineArgs.
+
+    Raises:
+        ConfigError: vLLM refuses options that the run file passes.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    if not options.arguments:
+        return EngineArgs(**arguments)
+    try:
+        EngineArgs(**arguments).create_engine_config(context)
+    except (ValueError, TypeError, NotImplementedError, AssertionError, KeyError) as error:
+        names = ", ".join(options.arguments)
+        raise ConfigError(f"engine_args: vLLM refuses {names}: {error_line(error)}") from error
+    return EngineArgs(**arguments)
 
 
 def attention_arguments(options: EngineOptions) -> dict[str, Any]:

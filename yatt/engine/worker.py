@@ -10,10 +10,13 @@ worker. The worker ends with its controller (parent-death signal).
 """
 
 import logging
+import math
 import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from yatt import clock
 from yatt.adapters.files.patience import is_passing
@@ -22,12 +25,16 @@ from yatt.adapters.net.worker_link import Received, WorkerLink
 from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
 from yatt.engine.weights.published import tensors_taken
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed, error_line
+from yatt.models.pictures.tokens import unlimited_tokens
 from yatt.records import message as m
 from yatt.records.load import StepSums
 
 IDLE_WAIT_S = 0.05
 _LOG = logging.getLogger(__name__)
 MOST_FAILED_TURNS = 3
+
+NUM_DECODED, DECODED_TOKENS = 4, 32
+"""Completions, and tokens of each, by which an engine's log-probs of sampled tokens are checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,19 @@ class EnginePlan:
     returns what connects this one's engine to theirs."""
 
 
+@dataclass(slots=True)
+class _BuildTime:
+    """The build of an engine reports no work: until its limit it counts as working."""
+
+    until_s: float = 0.0
+    vouched: int = 0
+
+    def counted(self) -> int:
+        """Returns a counter that rises with each call while an engine is built."""
+        self.vouched += clock.monotonic_s() < self.until_s
+        return self.vouched
+
+
 class EngineWorker:
     """Executes a controller's orders on one engine."""
 
@@ -51,18 +71,15 @@ class EngineWorker:
         self._engine: Engine | None = None
         self._is_awake = False
         self._may_stay = True
-        self._failed_turns = self._vouched = 0
-        self._building_until_s = 0.0
+        self._failed_turns = 0
+        self._build = _BuildTime()
+        self._has_decoded = False
         self._requests: set[str] = set()  # in the engine
         self._steps = StepSums()
 
     def beat(self) -> m.Renew:
-        """The content of a heartbeat. Work includes tensors of new weights. The build of an engine reports no
-        work: for `start_limit_s` it counts as working.
-        """
-        if clock.monotonic_s() < self._building_until_s:
-            self._vouched += 1
-        work = self._link.work + self._vouched + tensors_taken()
+        """The content of a heartbeat. Work includes tensors of new weights."""
+        work = self._link.work + self._build.counted() + tensors_taken()
         return m.Renew(
             token=self._link.lease.held, turns=self._link.turns, work=work, steps=self._steps
         )  # fmt: skip
@@ -148,12 +165,12 @@ class EngineWorker:
 
     def _built(self) -> Engine:
         connected = self._plan.join(self._tick) if self._plan.join is not None else _alone
-        self._building_until_s = clock.monotonic_s() + self._plan.start_limit_s
+        self._build.until_s = clock.monotonic_s() + self._plan.start_limit_s
         try:
             engine = connected(self._plan.build(self._plan.kind, self._plan.options))
             engine.start()
         finally:
-            self._building_until_s = 0.0
+            self._build.until_s = 0.0
         return engine
 
     def _tick(self) -> None:
@@ -172,8 +189,14 @@ class EngineWorker:
         self._tell(engine.abort())
         engine.load_weights(order.policy_version, order.folder)
         comparison = engine.compare_weights(order.policy_version, order.folder)
-        scores = engine.score([m.unpack_ids(row) for row in order.probe])
-        return loaded_answer(order, comparison, scores)
+        probe = [m.unpack_ids(row) for row in order.probe]
+        scores = engine.score(probe)
+        answer = loaded_answer(order, comparison, scores)
+        if self._has_decoded or not probe or self._plan.kind == "scripted":
+            return answer
+        self._has_decoded = True  # once a process
+        difference = decoded_difference(engine, self._plan.options, probe[0])
+        return msgspec.structs.replace(answer, decoded_difference=difference)
 
     def _turn(self) -> None:
         """Runs one step of the engine. After an error its requests are returned, for another engine.
@@ -224,6 +247,55 @@ def loaded_answer(order: m.LoadWeights, comparison: Comparison, scores: list[lis
         num_compared=comparison.num_compared,
         num_readable=comparison.num_readable,
     )
+
+
+def decoded_difference(engine: Engine, options: EngineOptions, ids: list[int]) -> float:
+    """Samples a few completions, and compares their log-probs with the engine's own scores of these tokens.
+
+    Sampled tokens are computed one by one, and those of a score all at once: only this comparison shows
+    whether the log-probs that a run learns from are those of the model's distribution. Prompts repeat
+    themselves, as texts do in which speculation by n-grams finds its drafts.
+
+    Args:
+        ids: of two or more tokens, none of them of a picture.
+
+    Returns:
+        The mean difference of the worst completion; infinite if it is not a number.
+    """
+    room = options.max_model_tokens - 1  # a score samples a token, too
+    most = max(1, min(2 * len(ids), room - DECODED_TOKENS))
+    turns = [index * len(ids) // NUM_DECODED for index in range(NUM_DECODED)]
+    prompts = [((ids[turn:] + ids[:turn]) * 2)[:most] for turn in turns]
+    for index, prompt in enumerate(prompts):
+        engine.add(
+            m.SampleRequest(
+                request_id=f"decoded-{index}", prompt_ids=m.pack_ids(prompt), seed=index, temperature=1.0,
+                top_p=1.0, top_k=-1, max_tokens=min(DECODED_TOKENS, room - most), ignore_eos=True,
+            )
+        )  # fmt: skip
+    done: dict[str, m.Completed] = {}
+    while engine.is_busy:
+        done |= {each.request_id: each for each in engine.step()}
+    completions = [done[f"decoded-{index}"] for index in range(NUM_DECODED)]
+    said, sampled = [m.unpack_floats(each.logprobs) for each in completions], []
+    for each in completions:
+        tokens = m.unpack_ids(each.token_ids)
+        sampled.append(tokens[: picture_begin(options, tokens)])
+    scores = engine.score([[*prompt, *tokens] for prompt, tokens in zip(prompts, sampled, strict=True)])
+    worst = 0.0
+    for prompt, tokens, own, score in zip(prompts, sampled, said, scores, strict=True):
+        pairs = zip(own[: len(tokens)], score[len(prompt) - 1 :], strict=True)
+        mean = sum(abs(a - b) for a, b in pairs) / max(1, len(tokens))
+        worst = max(worst, mean if math.isfinite(mean) else math.inf)
+    return worst
+
+
+def picture_begin(options: EngineOptions, ids: list[int]) -> int:
+    """Returns the index of the first placeholder of a picture; the number of tokens if there is none."""
+    if not options.most_pictures:
+        return len(ids)
+    placeholder = unlimited_tokens(options.model).image_token_id
+    return ids.index(placeholder) if placeholder in ids else len(ids)
 
 
 def _alone(engine: Engine) -> Engine:

@@ -183,6 +183,8 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
 
     `differing`: published tensors (the first few) whose bits differ in the engine, among the `num_compared`
     of which a checksum is known, of the `num_readable` whose bits can be read there.
+    `decoded_difference`: mean difference of the log-probs of tokens that it sampled from its own scores of
+    them, of the worst of a few completions; 0 where none were sampled.
     """
 
     policy_version: int
@@ -190,6 +192,7 @@ class WeightsLoaded(Message, frozen=True, kw_only=True):
     differing: tuple[str, ...] = ()
     num_compared: int = 0
     num_readable: int = 0
+    decoded_difference: float = 0.0
 
 
 class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):

@@ -154,7 +154,7 @@ def test_an_engine_that_builds_itself_is_believed_to_get_on_until_its_limit(opti
     worker = EngineWorker(Line(), plan)
     thread = threading.Thread(target=worker._answer, args=(m.Wake(),))
     thread.start()
-    wait_for(lambda: worker._building_until_s, what="the build to begin")
+    wait_for(lambda: worker._build.until_s, what="the build to begin")
     seen = {worker.beat().work for _ in range(5)}
     now_s[0] += 5.1
     stuck = {worker.beat().work for _ in range(5)}

@@ -129,3 +129,6 @@ BETA = Range(low=0.0, high=1.0, high_open=True)
 
 Free = Annotated[str, FREE] | int | Annotated[float, FINITE] | bool
 """A value that is passed on to other libraries."""
+
+EngineValue = Free | tuple[Free, ...] | dict[str, Free | tuple[Free, ...]]
+"""An option of an engine's library."""

@@ -21,6 +21,7 @@ from yatt.config.sections.ranges import (
     SECONDS,
     SHARE,
     SIZE_BYTES,
+    EngineValue,
     Free,
     range_between,
 )
@@ -310,6 +311,9 @@ class GenRMSection:
 
     expert_parallel: bool = False
     """Give each GPU of an engine whole experts; as in `rollout`."""
+
+    engine_args: dict[str, EngineValue] = field(default_factory=dict)
+    """Options of vLLM, by its names; as in `rollout`."""
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")

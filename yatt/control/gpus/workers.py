@@ -19,7 +19,7 @@ from yatt.control.gpus.unfit import UnfitEngines
 from yatt.control.gpus.weights.publications import LocalPublication, Publications, sum_of_boxes
 from yatt.control.node import Node
 from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
-from yatt.core.gpus.weight_check import allowed_difference, row_differences
+from yatt.core.gpus.weight_check import WeightCheck
 from yatt.core.requests.delivery import RequestWatch
 from yatt.core.requests.first_use import WakeFailures
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, SyncMismatch, WorkerFailed
@@ -55,6 +55,7 @@ class Workers:
         self._granted: dict[Slab, tuple[str, int]] = {}  # role and token; ("", 0) once it is taken back
         self._waking: set[str] = set()  # names of workers that are being started or woken
         self._failures = WakeFailures()
+        self._weight_check = WeightCheck(node.config)
         self._deaths: Counter[str] = Counter()  # by name: ends in a row
         self._died_s: dict[str, float] = {}
 
@@ -197,35 +198,14 @@ class Workers:
         self._check(worker, published, answer)
 
     def _check(self, worker: Worker, published: LocalPublication, answer: m.WeightsLoaded) -> None:
-        """Compares checksums of the readable tensors, and the log-probs of the probe for the rest.
-
-        Raises:
-            SyncMismatch: the engine's weights are not the published ones.
-        """
-        rows, config = row_differences(published.expected, answer.probe_logprobs), self._node.config
-        mean = max(rows, default=0.0)
-        worst = rows.index(mean) if rows else 0
-        where = "a sequence of text" if worst < config.sync.probe_prompts else "the sequence with a picture"
-        allowed = allowed_difference(config.model.dtype, config.sync.tolerance, published.rounding)
+        """Raises SyncMismatch if the engine's weights, or log-probs, are not the published ones."""
+        checked = self._weight_check.checked(published.expected, published.rounding, answer)
         self._events.emit(
             "weights.check", worker=worker.address, policy_version=published.policy_version,
-            difference=mean, allowed=allowed, num_compared=answer.num_compared,
+            difference=checked.difference, allowed=checked.allowed, num_compared=answer.num_compared,
         )  # fmt: skip
-        if not answer.num_readable and config.rollout.engine != "scripted":
-            raise SyncMismatch(
-                f"{worker.name}: no tensor of policy version {published.policy_version} can be compared: the "
-                "engine has none of the published names with their shapes and dtypes. See docs/runbook.md, "
-                "'Sync mismatch'."
-            )
-        if not answer.differing and mean <= allowed:
-            return
-        raise SyncMismatch(
-            f"{worker.name}: after taking policy version {published.policy_version}, "
-            f"{answer.num_compared} tensors could be compared and these differ: "
-            f"{', '.join(answer.differing) or 'none'}; log-probs of the probe differ from the trainer's by "
-            f"{mean:.2e} on average in {where}, {allowed:.2e} is allowed. See docs/runbook.md, 'Sync "
-            "mismatch'."
-        )
+        if checked.fault:
+            raise SyncMismatch(f"{worker.name}: {checked.fault}. See docs/runbook.md, 'Sync mismatch'.")
 
     async def _wake(self, worker: Worker, token: int) -> None:
         self._waking.add(worker.name)

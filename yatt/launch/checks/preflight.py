@@ -3,6 +3,8 @@
 Every check raises ConfigError; the errors are collected, so that one attempt shows all mistakes.
 """
 
+import ast
+import contextlib
 import importlib.util
 import symtable
 import sys
@@ -21,8 +23,10 @@ from yatt.checkpoint.commit.ownership import check_owner
 from yatt.checkpoint.store.access import check_access, check_parent, cure_of
 from yatt.checkpoint.store.store import folder_of, is_folder, open_store
 from yatt.config.doubts import doubtful_settings
+from yatt.config.engine_keys import PASSED, unknown_option
 from yatt.config.schema import AlgorithmSection, GenRMSection, LoggingSection, RewardSection, RunConfig
 from yatt.config.sections.operation import TRACKERS
+from yatt.config.widths import engine_sections
 from yatt.control.gpus.processes.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.gpus.placement import placement_of
@@ -120,7 +124,11 @@ def check_preflight(
     """
     checks = list(_checks(config))
     if engines_are_here:
-        checks += [partial(_engines_installed, config), _trainer_installed]
+        checks += [
+            partial(_engines_installed, config),
+            partial(check_engine_args, config),
+            _trainer_installed,
+        ]
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
     _refuse_faults(checks)
@@ -150,6 +158,7 @@ def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:
         *folder, partial(check_length, path, keys, longest),
         partial(check_inputs, replace(config, data=replace(config.data, val_files=()))),
         *_judges_and_user_code(config), partial(_engines_installed, config),
+        partial(check_engine_args, config),
     ])  # fmt: skip
 
 
@@ -331,6 +340,37 @@ def _engines_installed(config: RunConfig) -> None:
     for engine, module in (("vllm", "vllm"), ("transformers", "transformers"), ("auto", "transformers")):
         if engine in wanted and importlib.util.find_spec(module) is None:
             raise ConfigError(f"rollout.engine: '{engine}' needs {module}; pip install 'yatt[engine]'.")
+
+
+def check_engine_args(config: RunConfig) -> None:
+    """Checks that the vLLM that is installed here has the options of `engine_args`. Its source is read, since
+    an import takes seconds and loads torch.
+
+    Raises:
+        ConfigError: it lacks one.
+    """
+    wanted = [
+        (f"{section}.engine_args.{name}", name)
+        for section, engine in engine_sections(config)
+        for name in engine.engine_args
+    ]
+    known = _vllm_options() if wanted else frozenset()
+    for key, name in wanted:
+        if known and name not in known:
+            raise ConfigError(f"{key}: {unknown_option(name, known & PASSED)}")
+
+
+def _vllm_options() -> frozenset[str]:
+    """Returns the fields of vLLM's EngineArgs; empty if they cannot be read."""
+    found = importlib.util.find_spec("vllm")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            tree = ast.parse((Path(folder) / "engine" / "arg_utils.py").read_text())
+            classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+            items = [item for node in classes if node.name == "EngineArgs" for item in node.body]
+            names = [item.target for item in items if isinstance(item, ast.AnnAssign)]
+            return frozenset(name.id for name in names if isinstance(name, ast.Name))
+    return frozenset()
 
 
 def _trainer_installed() -> None:
