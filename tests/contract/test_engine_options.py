@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 def test_wrong_log_probs_of_speculated_tokens_are_found(model: str) -> None:
-    """vLLM's CPU build has them, so it is refused there; nothing else would see it but the trained policy."""
+    """vLLM's CPU build has them, so it is refused there. In a whole run they would be taken for noise."""
     options = options_for(model, deterministic=False, arguments={"speculative_config": NGRAM})
     with pytest.raises(ConfigError, match="speculative_config: vLLM's CPU build gives wrong log-probs"):
         build_engine("vllm", options)
