@@ -45,8 +45,8 @@ def test_a_deep_random_model_in_bfloat16_is_in_sync_and_another_is_not(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_policy_learns_from_an_engine_in_fp8_that_has_two_options(tmp_path: Path) -> None:
-    """Its weights are quantised anew at each update; the check follows what the first one has shown. A whole
-    run, because vLLM's update, the trainer's log-probs and the correction meet nowhere else."""
+    """Its weights are quantised anew at each update; the check follows what the first one has shown.
+    A whole run, because vLLM's update, the trainer's log-probs and the correction meet nowhere else."""
     make_qwen3(tmp_path / "policy", tied=False, layers=4, head=0.5)
     options = {"quantization": "fp8_per_channel", "max_num_batched_tokens": 512}
     run = RunFile(tmp_path, {
