@@ -22,6 +22,10 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
         raise ConfigError(f"engine_args needs vllm, not {kind}; install it, or remove engine_args.")
     if SPECULATION in options.arguments and options.device == "cpu":
         raise ConfigError(f"engine_args.{SPECULATION}: {SPECULATION_ON_CPU}")
+    if options.label >= 0 and kind != "scripted":
+        from yatt.engine.scalar import ScalarTransformersEngine, ScalarVllmEngine
+
+        return ScalarVllmEngine(options) if kind == "vllm" else ScalarTransformersEngine(options)
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 

@@ -134,6 +134,9 @@ class EngineOptions:
     media_folder: str = ""
     """Folder of prepared pictures on this node."""
 
+    label: int = -1
+    """Of a scalar reward model: which number of its head is the score of a text; -1: it writes text."""
+
     arguments: Mapping[str, EngineValue] = field(default_factory=dict)
     """Options of the engine's library: `engine_args` of the run file."""
 
@@ -218,6 +221,7 @@ def genrm_options(
         enforce_eager=genrm.enforce_eager,
         expert_parallel=genrm.expert_parallel,
         arguments=genrm.engine_args,
+        label=genrm.label if genrm.kind == "scalar" else -1,
         deterministic=deterministic,
         takes_pictures=takes_pictures(genrm.model),
         most_pictures=most_pictures,

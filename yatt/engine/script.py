@@ -85,6 +85,14 @@ def scripted_logprobs(policy_version: int, token_ids: list[int]) -> list[float]:
     return logprobs
 
 
+def scripted_score(token_ids: list[int], label: int) -> float:
+    """The number in [-1, 1) of a scripted reward model's head for a text."""
+    state = _mixed(0, label)
+    for token in token_ids:
+        state = _mixed(state, token)
+    return state % 2_000 / 1_000 - 1.0
+
+
 def scripted_completion(
     script: Script,
     *,

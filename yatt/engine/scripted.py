@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
-from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs
+from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs, scripted_score
 from yatt.engine.weights.published import read_publication
 from yatt.records import message as m
 
@@ -23,6 +23,7 @@ class _Scripted:
     logprobs: list[float]
     reason: str
     turns: int = 0
+    score: float = 0.0
 
 
 class ScriptedEngine:
@@ -59,6 +60,10 @@ class ScriptedEngine:
             max_tokens=max_tokens,
             ignore_eos=sample.ignore_eos,
         )
+        if self._options.label >= 0:
+            value = scripted_score(prompt_ids, self._options.label)
+            self._running[sample.request_id] = _Scripted([], [], "stop", score=value)
+            return
         scripted = _Scripted(token_ids, logprobs, reason)
         self._cut_at_stop_text(scripted, sample.stop)
         self._running[sample.request_id] = scripted
@@ -120,6 +125,7 @@ class ScriptedEngine:
         said = self._num_tokens(scripted)
         return m.Completed(
             request_id=request_id,
+            score=scripted.score,
             token_ids=m.pack_ids(scripted.token_ids[:said]),
             logprobs=m.pack_floats(scripted.logprobs[:said]),
             finish_reason=reason,

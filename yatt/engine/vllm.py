@@ -32,8 +32,8 @@ from yatt.records import message as m
 
 
 @dataclass(slots=True)
-class _Running:
-    """One request in the engine and its partial completion."""
+class Running:
+    """One request in an engine and its partial completion."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class VllmEngine:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._llm: Any = None
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._policy_version = 0
         self._has_weights = False
         self._has_kv_cache = False
@@ -67,7 +67,7 @@ class VllmEngine:
 
         from yatt.engine.vllm_pictures import PictureInputs, check_pictures, picture_arguments
 
-        arguments = engine_arguments(self._options)
+        arguments = engine_arguments(self._options) | self._more_arguments()
         known = {item.name for item in dataclasses.fields(EngineArgs)}
         arguments |= picture_arguments(self._options, known)
         refuse_unknown(arguments, known, self._options)
@@ -83,6 +83,10 @@ class VllmEngine:
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._has_weights, self._has_kv_cache = not waits_for_weights(self._options), True
 
+    def _more_arguments(self) -> dict[str, Any]:
+        """vLLM's EngineArgs of a kind of engine."""
+        return {}
+
     def add(self, sample: m.SampleRequest) -> None:
         """See Engine.add."""
         if sample.request_id in self._running:
@@ -93,9 +97,9 @@ class VllmEngine:
         parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
         try:
             self._llm.add_request(sample.request_id, prompt, parameters)
-        except _refusals() as error:  # a ValueError in some versions only
+        except vllm_refusals() as error:  # a ValueError in some versions only
             raise ValueError(str(error)) from error
-        self._running[sample.request_id] = _Running()
+        self._running[sample.request_id] = Running()
 
     def _prompt(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
         if not sample.media:
@@ -237,7 +241,7 @@ class VllmEngine:
             self._llm.reset_encoder_cache()
 
 
-def _refusals() -> type[Exception]:
+def vllm_refusals() -> type[Exception]:
     """The exception that vLLM raises for a request that it cannot serve."""
     import vllm.exceptions
 

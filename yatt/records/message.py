@@ -167,7 +167,7 @@ class Completed(Message, frozen=True, kw_only=True):
     `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
     engine failed, the request is to be sent again). Only controllers write moved (the engine was put to
     sleep: the request goes on elsewhere with these tokens) and media_fault (`error` says why a picture cannot
-    be used).
+    be used). `score`: of a scalar reward model, which samples no tokens.
     """
 
     request_id: str
@@ -176,6 +176,7 @@ class Completed(Message, frozen=True, kw_only=True):
     finish_reason: str
     policy_version: int
     error: str = ""
+    score: float = 0.0
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True):

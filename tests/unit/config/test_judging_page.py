@@ -17,9 +17,10 @@ SAID = [
     "so [[A]] or [[B]]? [[B]]",
     "I like [2].\nRanking: [2] > [3] > [1]",
     '{"reason": "x", "score": 7}',
+    "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 7.0, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 7.0, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -29,6 +30,9 @@ def test_a_block_is_accepted_and_reads_what_a_judge_says(
     (tmp_path / "block.yaml").write_text(BLOCKS[number])
     run = RunFile(tmp_path, {"run": {"deterministic": False}}).write()
     (genrm,) = load_run_config([run, tmp_path / "block.yaml"], []).genrms
+    if genrm.kind == "scalar":
+        assert genrm.chat and genrm.transform == "standardize"
+        return
     check_template(genrm.template, "template", genrm.judging, sees=genrm.sees != "none")
     check_verdict(genrm.verdict, "verdict")
     monkeypatch.setenv("JUDGE_API_KEY", "x")

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ class Tokenizer:
             return self.encode_rendered(plain)  # the template trims or inspects the contents
         return self.encode_parts(parts, adds_special=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
         """Returns the ids of chat messages with untrusted contents, in the model's template.
 
         Args:
@@ -152,8 +155,9 @@ class Tokenizer:
         hidden = Hidden()
         plain = [{**message, "content": content_of(message["content"], str)} for message in messages]
         marked = [{**message, "content": content_of(message["content"], hidden.hide)} for message in messages]
-        rendered = self.render_chat(plain)
-        parts = unhidden_parts(self.render_chat(marked), hidden.texts)
+        render = partial(self.render_chat, add_generation_prompt=add_generation_prompt)
+        rendered = render(plain)
+        parts = unhidden_parts(render(marked), hidden.texts)
         if "".join(part.text for part in parts) != rendered and not self._spells_special(
             hidden.texts.values()
         ):

@@ -5,7 +5,7 @@ The other sections and the complete config are in `yatt.config.schema`.
 
 import json
 import urllib.parse
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from yatt.config.sections.operation import rule
@@ -210,15 +210,36 @@ def _is_local(url: str) -> bool:
     return urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
+_OF_SCALARS = ("transform", "label")
+_OF_TEXTS = (
+    "judging", "pairs", "swap_positions", "scores_by", "votes", "path", "function", "timeout_s", "verdict",
+    "max_tokens", "temperature", "stop", "retries", "retry_temperature", "on_unparsable", "unparsable_score",
+    "sees",
+)  # fmt: skip
+"""Keys of a GenRM that only one of the two kinds has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenRMSection:
-    """A generative reward model: an engine, or a judge behind a URL, whose text is parsed into a verdict."""
+    """A generative reward model: an engine, or a judge behind a URL, whose text is parsed into a verdict. Or,
+    with `kind: scalar`, a reward model whose head gives a number."""
 
     name: Annotated[str, LINE]
     """Name of the GenRM in metrics and reports."""
 
     model: Annotated[str, FILE]
     """Hugging Face folder; with `api.url`, the model's name there."""
+
+    kind: Literal["text", "scalar"] = "text"
+    """text: it writes a verdict. scalar: its folder's class is named ...ForSequenceClassification; the score
+    is the raw number that its head gives the text of `template`, or with `chat: true` the conversation."""
+
+    transform: Literal["none", "sigmoid", "standardize"] = "none"
+    """scalar: the score from the number. standardize: less the mean of the prompt's completions, divided by
+    their standard deviation."""
+
+    label: Annotated[int, COUNT_OR_NONE] = 0
+    """scalar: which number, if the head has several."""
 
     api: ApiSection = field(default_factory=ApiSection)
     template: Annotated[str, FREE] = ""
@@ -248,7 +269,8 @@ class GenRMSection:
     """Verdicts per judgement, with different seeds; their mean counts."""
 
     chat: bool = False
-    """Send the rendered text as a user message through the model's chat template."""
+    """Send the rendered text as a user message through the model's chat template. scalar: the prompt's
+    messages and the completion as one conversation, without a template."""
 
     path: Annotated[str, FILE] = ""
     """A Python file with a function that gets a GenRM client, instead of template and verdict."""
@@ -317,6 +339,11 @@ class GenRMSection:
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
+        if self.kind == "scalar":
+            self._check_scalar()
+            return
+        for name in _OF_SCALARS:
+            rule(self._is_default(name), f"{name}: is for kind: scalar; remove it.")
         rule(
             bool(self.template) != bool(self.path),
             "write either template (with verdict) or path (a Python function), exactly one of them.",
@@ -334,6 +361,21 @@ class GenRMSection:
             "sees: needs a template; functions get text only.",
         )
         self._check_pairwise()
+
+    def _check_scalar(self) -> None:
+        for name in _OF_TEXTS:
+            rule(self._is_default(name), f"{name}: has no effect with kind: scalar; remove it.")
+        rule(not self.api.url, "kind: scalar needs an engine of the run; a service gives text. Remove api.")
+        rule(
+            bool(self.template) != self.chat,
+            "kind: scalar is shown the text of a template, such as '{prompt}{completion}', or with chat: "
+            "true the conversation; write one of them.",
+        )
+
+    def _is_default(self, name: str) -> bool:
+        known = next(each for each in fields(self) if each.name == name)
+        default = known.default if known.default_factory is MISSING else known.default_factory()
+        return bool(getattr(self, name) == default)
 
     def _check_pairwise(self) -> None:
         if self.judging != "pairwise":

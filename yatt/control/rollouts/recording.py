@@ -21,7 +21,7 @@ from yatt.control.rollouts.groups.groups import TRUNCATED, PromptGroup, SampleSt
 from yatt.control.rollouts.scoring.scoring import Scorer
 from yatt.control.rollouts.scoring.subject import Judged, Subject
 from yatt.control.writers import Writers
-from yatt.core.samples.verdict import render_template
+from yatt.core.samples.verdict import CONVERSATION, render_template
 from yatt.errors import words_of
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import HEAD, JUDGED, SAMPLE, compressed_file, iterations_of, record_line
@@ -146,7 +146,7 @@ class RolloutRecorder:
     ) -> None:
         self._node, self._scorer, self._tokenizer = node, scorer, tokenizer
         self._events, self._writers, self._section = events, writers, node.config.logging
-        self._templates = {genrm.name: genrm.template for genrm in node.config.genrms}
+        self._templates = {genrm.name: genrm.template or CONVERSATION for genrm in node.config.genrms}
         self._judged: dict[int, list[Judged]] = {}  # by number of the group
         self._dropped: list[tuple[int, EndedGroup]] = []  # with the iteration that was sampled
         self._versions: dict[int, int] = {}  # policy that samples an iteration's batch

@@ -48,6 +48,9 @@ COMPLETIONS = {
 }
 """The fields for completions, by way of judging."""
 
+CONVERSATION = "{prompt}\n\n{completion}"
+"""What people are shown of a conversation that a scalar reward model was shown in its chat template."""
+
 MOST_JSON = 1 << 20
 """Longest verdict in JSON, in characters."""
 
@@ -289,3 +292,22 @@ def _word(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else format(Decimal(repr(round(value, 15))), "f")
     return json.dumps(value) if isinstance(value, list) else str(value).strip()
+
+
+def transformed_values(transform: str, values: Sequence[float]) -> list[float]:
+    """Returns the scores from the numbers of a scalar reward model.
+
+    Args:
+        transform: none; sigmoid; or standardize: less the mean, divided by the (population) standard
+            deviation, all 0 if it is 0.
+        values: of the completions of one prompt, where they are standardized.
+    """
+    if transform == "sigmoid":
+        return [
+            1 / (1 + math.exp(-value)) if value >= 0 else 1 - 1 / (1 + math.exp(value)) for value in values
+        ]
+    if transform == "none":
+        return list(values)
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return [(value - mean) / deviation if deviation else 0.0 for value in values]

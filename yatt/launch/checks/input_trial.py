@@ -301,6 +301,10 @@ def _tokenizer(config: RunConfig, folder: str) -> Tokenizer:
 
 def question_ids(genrm: GenRMSection, tokenizer: Tokenizer, shown: Shown) -> list[int]:
     """Returns a question to a GenRM as its engine gets it, as token ids."""
+    if genrm.kind == "scalar" and genrm.chat:
+        texts = (("user", shown.prompt), ("assistant", shown.completion))
+        messages = [{"role": role, "content": text} for role, text in texts]
+        return tokenizer.encode_chat(messages, add_generation_prompt=False)
     parts = [
         TextPart(text, is_own) for text, is_own in render_template(genrm.template or "{completion}", shown)
     ]

@@ -7,9 +7,12 @@ from yatt.adapters.inputs.model_family import has_turned_experts
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.checks.model_check import check_model, checked_tensors
+from yatt.models.model import read_config
 from yatt.plain_files import read_plain
 
 TOKENIZER = "tokenizer.json"
+HEAD = "ForSequenceClassification"
+"""End of the names of transformers' classes that give a text numbers."""
 
 
 def check_judge(genrm: GenRMSection, key: str) -> None:
@@ -20,7 +23,37 @@ def check_judge(genrm: GenRMSection, key: str) -> None:
             attention heads.
     """
     check_engine_model(genrm.model, key, genrm.engine, genrm.tp_size)
+    check_head(genrm, f"{key}.model")
     refuse_turned_experts(genrm.model, f"{key}.model")
+
+
+def check_head(genrm: GenRMSection, key: str) -> None:
+    """Checks that a folder has a head with the wanted number if, and only if, it is a scalar reward model's.
+
+    Raises:
+        ConfigError: its class is another one, or its head has fewer numbers.
+    """
+    if genrm.engine == "scripted":
+        return
+    values = read_config(genrm.model)
+    names = values.get("architectures") or [""]
+    name = str(names[0]) if isinstance(names, list) else ""
+    has_head = name.endswith(HEAD)
+    if genrm.kind == "text" and has_head:
+        raise ConfigError(f"{key}: {genrm.model} is a {name}, which writes no text; write kind: scalar.")
+    if genrm.kind == "text":
+        return
+    if not has_head:
+        raise ConfigError(
+            f"{key}: {genrm.model} is a {name or 'model of no named class'}; kind: scalar needs one whose "
+            f"class ends with {HEAD}."
+        )
+    labels = values.get("num_labels", len(values.get("id2label") or {}) or 2)  # transformers' default is 2
+    if type(labels) is int and genrm.label >= labels:
+        raise ConfigError(
+            f"{key.removesuffix('model')}label: {genrm.label}, but the head of {genrm.model} has {labels} "
+            "numbers, counted from 0."
+        )
 
 
 def refuse_turned_experts(folder: str, key: str) -> None:

@@ -214,13 +214,7 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
             yield partial(check_api, genrm, f"{key}.api")
             if genrm.sees != "none":
                 yield partial(refuse_blind, config, genrm, key)
-        if genrm.template:
-            sees = genrm.sees != "none"
-            yield partial(check_template, genrm.template, f"{key}.template", genrm.judging, sees=sees)
-            yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging)
-            yield partial(check_structured, genrm, key)
-        else:
-            yield partial(check_function, config, genrm)
+        yield from _question_checks(config, genrm, key)
     for reward in config.rewards:
         yield partial(check_function, config, reward)
     if config.environment.path:
@@ -228,6 +222,18 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
     if config.algorithm.path:
         yield partial(check_algorithm, config.algorithm)
     yield partial(check_trackers, config.logging)
+
+
+def _question_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Iterator[Callable[[], object]]:
+    """Yields the checks of what a GenRM is asked, and of how its answer is read."""
+    if genrm.path:
+        yield partial(check_function, config, genrm)
+    if genrm.template:
+        sees = genrm.sees != "none"
+        yield partial(check_template, genrm.template, f"{key}.template", genrm.judging, sees=sees)
+    if genrm.template and genrm.kind == "text":
+        yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging)
+        yield partial(check_structured, genrm, key)
 
 
 def check_structured(genrm: GenRMSection, key: str) -> None:

@@ -5,11 +5,13 @@ is not answered readably is asked again with another seed.
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.encoded_prompt import encode_question
@@ -38,6 +40,7 @@ from yatt.records.episode import MediaRef
 from yatt.records.judged import REFUSED, Said
 from yatt.records.message import pack_ids, unpack_ids
 
+T = TypeVar("T")
 Complete = Callable[[str, m.SampleRequest], Awaitable[m.Completed]]
 Abort = Callable[[str, tuple[str, ...]], Awaitable[None]]
 Parts = Sequence[TextPart | None]
@@ -238,16 +241,67 @@ class Judge:
     ) -> Said:
         if not genrm.has_engine:
             return await self.ask(genrm, ask, parts, pictures=pictures)
-        key = self._new_id(genrm)
-        self._open[key] = genrm_role(genrm.name)
-        try:
+        with self._opened(genrm) as key:
             said = await self.ask(genrm, ask, parts, key, pictures)
             if key in self._cut and said.finish_reason == ABORTED:
                 raise Interrupted
             return said
+
+    @contextlib.contextmanager
+    def _opened(self, genrm: GenRMSection) -> Iterator[str]:
+        """Context manager: a question that `interrupt` may end; gives its id."""
+        key = self._new_id(genrm)
+        self._open[key] = genrm_role(genrm.name)
+        try:
+            yield key
         finally:
             del self._open[key]
             self._cut.discard(key)
+
+    async def value(self, genrm: GenRMSection, subject: Subject) -> float:
+        """Returns the number that a scalar reward model gives a completion.
+
+        Raises:
+            Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `verdicts`.
+        """
+        subject.counters[f"genrm/{genrm.name}/asked"] += 1
+        shown = subject.shown(completion=subject.sample.text)
+        encode = partial(self._value_ids, genrm, subject, shown)
+        with self._opened(genrm) as key:
+            ids = await self._in_turn(len(shown.prompt) + len(subject.sample.text), encode)
+            if not ids:
+                raise Refused(f"the text for GenRM '{genrm.name}' has no tokens")
+            if key in self._cut:
+                raise Interrupted
+            completed = await self._complete(
+                genrm_role(genrm.name),
+                m.SampleRequest(
+                    request_id=key, prompt_ids=pack_ids(ids), seed=0, temperature=0.0, top_p=1.0, top_k=-1,
+                    max_tokens=1,
+                ),
+            )  # fmt: skip
+            if completed.finish_reason == ABORTED:
+                raise (
+                    Interrupted if key in self._cut else WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
+                )
+        if completed.finish_reason == REFUSED:
+            raise Refused(completed.error)
+        if not math.isfinite(completed.score):
+            raise Refused(f"GenRM '{genrm.name}' gave {completed.score}, which is no score")
+        said = Said(text=f"{completed.score:.7g}", finish_reason=completed.finish_reason)
+        subject.sample.verdicts = {**subject.sample.verdicts, genrm.name: said.text}
+        question = Question(
+            subject=subject, shown=shown, about=(subject.sample,), number=subject.sample.index
+        )
+        _note(genrm.name, question, said, 1, m.Scored(score=completed.score))
+        return completed.score
+
+    def _value_ids(self, genrm: GenRMSection, subject: Subject, shown: Shown) -> list[int]:
+        tokenizer = self._tokenizers[genrm.name]
+        if genrm.chat:
+            return tokenizer.encode_chat(subject.conversation(), add_generation_prompt=False)
+        parts = [TextPart(*part) for part in render_template(genrm.template, shown)]
+        return tokenizer.encode_parts(parts, adds_special=True)
 
     def _new_id(self, genrm: GenRMSection) -> str:
         return f"{genrm.name}/{next(self._requests)}"
@@ -272,13 +326,17 @@ class Judge:
         return None
 
     async def _encoded(self, genrm: GenRMSection, parts: Parts, pictures: Sequence[MediaRef]) -> Encoded:
+        length = sum(len(part.text) for part in parts if part is not None)
+        return await self._in_turn(length, partial(self._prompt_ids, genrm, parts, pictures))
+
+    async def _in_turn(self, length: int, encode: Callable[[], T]) -> T:
         """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""
         async with self._turn:
-            if sum(len(part.text) for part in parts if part is not None) > LONG:
-                found: Encoded = await call_in_thread(partial(self._prompt_ids, genrm, parts, pictures))
+            if length > LONG:
+                found: T = await call_in_thread(encode)
                 return found
             await asyncio.sleep(0)
-            return self._prompt_ids(genrm, parts, pictures)
+            return encode()
 
     def _prompt_ids(self, genrm: GenRMSection, parts: Parts, pictures: Sequence[MediaRef]) -> Encoded:
         tokenizer = self._tokenizers[genrm.name]

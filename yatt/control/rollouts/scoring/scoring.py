@@ -30,7 +30,7 @@ from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import genrm_role
 from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
 from yatt.core.samples.rewards import Shaping
-from yatt.core.samples.verdict import Shown, numbered_completions
+from yatt.core.samples.verdict import Shown, numbered_completions, transformed_values
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
@@ -121,7 +121,9 @@ class Scorer:
             r.name: Batches(r, call_reward) for r in config.rewards if r.effective_scope == "batch"
         }
         self._of_groups = {r.name for r in config.rewards if r.effective_scope == "group"}
-        self._of_groups |= {g.name for g in config.genrms if g.judging != "pointwise"}
+        self._of_groups |= {
+            g.name for g in config.genrms if g.judging != "pointwise" or g.transform == "standardize"
+        }
         section = config.algorithm
         self.shaping = Shaping(
             max_tokens=config.rollout.max_response_tokens, buffer_tokens=section.overlong_buffer_tokens,
@@ -194,6 +196,8 @@ class Scorer:
         try:
             if genrm is None:
                 await self._call_on_group(name, subjects)
+            elif genrm.kind == "scalar":
+                await self._value(genrm, subjects)
             else:
                 await self._compare(genrm, subjects)
         except Interrupted:
@@ -270,6 +274,9 @@ class Scorer:
     # ---- GenRMs ---------------------------------------------------------------------------------
 
     async def _judge_one(self, genrm: GenRMSection, subject: Subject) -> None:
+        if genrm.kind == "scalar":
+            await self._value(genrm, [subject])
+            return
         sample = subject.sample
         shown = subject.shown(completion=subject.completion(genrm))
         question = Question(subject=subject, shown=shown, about=(sample,), number=sample.index)
@@ -284,6 +291,21 @@ class Scorer:
             self._scored(genrm.name, subject, m.Scored(score=genrm.unparsable_score))
         else:
             self._no_verdict(genrm, [subject])
+
+    async def _value(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
+        """Adds the scores of a scalar reward model."""
+        asked = (self._judge.value(genrm, subject) for subject in subjects)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [each for each in found if isinstance(each, Refused)]
+        others = [each for each in found if isinstance(each, BaseException) and each not in refused]
+        for error in others:
+            raise error
+        if refused:
+            self._failed(genrm.name, subjects, str(refused[0]), is_users=True)
+            return
+        values = [value for value in found if isinstance(value, float)]
+        for subject, score in zip(subjects, transformed_values(genrm.transform, values), strict=True):
+            self._scored(genrm.name, subject, m.Scored(score=score))
 
     async def _compare(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
         try:

@@ -67,6 +67,13 @@ class Subject:
         turns = zip(self.turns, sample.turns, strict=True)
         return conversation_text([(text, [each.ref for each in turn.media]) for (_, text), turn in turns])
 
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages of the prompt, and what was said after it: for models that are shown conversations."""
+        prompt = self.row.prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        said = self.turns or (("assistant", self.sample.text),)
+        return [*messages, *({"role": role, "content": text} for role, text in said)]
+
     def shown(self, **completions: ShownText) -> Shown:
         """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
         row = self.row
