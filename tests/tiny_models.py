@@ -157,6 +157,27 @@ def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2,
     return str(folder)
 
 
+CLASSES_OF = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers has no classes for, and whose it has."""
+
+
+def name_kind(folder: Path, kind: str) -> None:
+    """Writes the model type into a saved model's config.json, as released models have it."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": kind}))
+
+
+def reference_model(folder: str | Path) -> Any:
+    """transformers' model of a folder."""
+    import transformers
+
+    values = json.loads((Path(folder) / "config.json").read_text())
+    if (kind := values.pop("model_type")) not in CLASSES_OF:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    config = transformers.AutoConfig.for_model(CLASSES_OF[kind], **values)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
+
+
 SMALL_SIZES = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 3, "intermediate_size": 128,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64,
