@@ -19,6 +19,7 @@ from yatt.models.windows import (
     alternate_windows,
     flagged_windows,
     late_windows,
+    listed_windows,
     no_windows,
     same_windows,
 )
@@ -75,7 +76,7 @@ def _llama(values: Mapping[str, Any]) -> Shape:
 
 
 def _mistral(values: Mapping[str, Any]) -> Shape:
-    return read_dense(values, _MISTRAL | {"sliding_window": DEFAULT_WINDOW}, windows=same_windows)
+    return read_dense(values, _MISTRAL | {"sliding_window": DEFAULT_WINDOW}, windows=listed_windows)
 
 
 _MIXTRAL = {
@@ -238,7 +239,12 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family(model_type="llama", architecture="LlamaForCausalLM", read=_llama),
-        Family(model_type="mistral", architecture="MistralForCausalLM", read=_mistral),
+        Family(
+            model_type="mistral",
+            architecture="MistralForCausalLM",
+            read=_mistral,
+            has_layer_windows=True,
+        ),
         Family(
             model_type="mixtral",
             architecture="MixtralForCausalLM",

@@ -32,8 +32,14 @@ def no_windows(values: Values, num_layers: int) -> list[int]:
     return [0] * num_layers
 
 
+def listed_windows(values: Values, num_layers: int) -> list[int]:
+    """Of Mistral: `sliding_window` is that of all layers, or of those of `layer_types`. With the list,
+    transformers takes the classes of Ministral for it."""
+    return _by_layer(values, num_layers, _window_size(values), range(num_layers))
+
+
 def same_windows(values: Values, num_layers: int) -> list[int]:
-    """Of Mistral and Mixtral: `sliding_window` is that of all layers."""
+    """Of Mixtral: `sliding_window` is that of all layers."""
     return _of_all_layers(values, num_layers, _window_size(values))
 
 
@@ -45,27 +51,27 @@ def flagged_windows(values: Values, num_layers: int) -> list[int]:
 def late_windows(values: Values, num_layers: int) -> list[int]:
     """Of Qwen2 and Qwen3: layers from `max_window_layers` on have one, or those of `layer_types`."""
     first = config_count({"max_window_layers": FIRST_LATE_LAYER, **values}, "max_window_layers")
-    return _by_layer(values, num_layers, lambda index: index >= first)
+    return _by_layer(values, num_layers, _flagged_size(values), range(first, num_layers))
 
 
 def alternate_windows(values: Values, num_layers: int) -> list[int]:
     """Of Qwen2-MoE: every other layer before `max_window_layers` has one, or those of `layer_types`."""
     end = config_count({"max_window_layers": FIRST_LATE_LAYER, **values}, "max_window_layers")
-    return _by_layer(values, num_layers, lambda index: index % 2 == 0 and index < end)
+    return _by_layer(values, num_layers, _flagged_size(values), range(0, end, 2))
 
 
-def _by_layer(values: Values, num_layers: int, has_one: Callable[[int], bool]) -> list[int]:
-    size = _flagged_size(values)
+def _by_layer(values: Values, num_layers: int, size: int, narrow: range) -> list[int]:
+    """Of the layers that `layer_types` lists, or without it of the layers `narrow`."""
     kinds = _listed_kinds(values, num_layers)
     if other := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
         raise _unknown_kind(other[0], f"'{FULL}' or '{SLIDING}'")
     if SLIDING in kinds and not size:
         raise ConfigError(
             f"model.path: config.json says layer_types with '{SLIDING}', but no window; write "
-            "use_sliding_window: true and a sliding_window."
+            "sliding_window, and use_sliding_window: true where the family has it."
         )
-    is_narrow = [kind == SLIDING for kind in kinds] or [has_one(index) for index in range(num_layers)]
-    return [size if narrow else 0 for narrow in is_narrow]
+    has_window = [kind == SLIDING for kind in kinds] or [index in narrow for index in range(num_layers)]
+    return [size if has_one else 0 for has_one in has_window]
 
 
 def _of_all_layers(values: Values, num_layers: int, size: int) -> list[int]:
@@ -82,14 +88,9 @@ def _window_size(values: Values) -> int:
 
 def _flagged_size(values: Values) -> int:
     """Qwen's files have a size beside a flag that says that it is not used."""
-    flag = {"use_sliding_window": False} | {
-        key: value for key, value in values.items() if key == "use_sliding_window" and value is not None
-    }
-    return (
-        _window_size({"sliding_window": DEFAULT_WINDOW, **values})
-        if flag_of(flag, "use_sliding_window")
-        else 0
-    )
+    if values.get("use_sliding_window") is None or not flag_of(values, "use_sliding_window"):
+        return 0
+    return _window_size({"sliding_window": DEFAULT_WINDOW, **values})
 
 
 def _listed_kinds(values: Values, num_layers: int) -> list[Any]:

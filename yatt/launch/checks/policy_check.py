@@ -14,7 +14,7 @@ from yatt.forecast.memory.advice import check_possible
 from yatt.launch.checks.model_check import checked_tensors
 from yatt.launch.checks.planned_memory import check_planned_memory
 from yatt.models.families import FAMILIES, Family
-from yatt.models.model import Model, read_config
+from yatt.models.model import Model, family_of, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.tensors import tensor_faults
 
@@ -53,7 +53,7 @@ def check_architecture(folder: str, own: Family | None = None) -> None:
     architectures = read_config(folder).get("architectures") or ["none named"]
     named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
     families = [*FAMILIES.values(), *([own] if own else [])]
-    known = [family.architecture for family in families]
+    known = [*dict.fromkeys(family.architecture for family in families)]
     if not set(named) & set(known):
         raise ConfigError(
             f"model.path: {folder}: architecture "
@@ -83,6 +83,7 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
+    _check_windows(config, model)
     if config.vision.train != "none" and shape.vision is None:
         raise ConfigError(
             f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
@@ -91,6 +92,18 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
             f"of {config.model.path}; write a divisor."
+        )
+
+
+def _check_windows(config: RunConfig, model: Model) -> None:
+    """vLLM's classes of most families have one window in all layers, or none at all, without a word."""
+    windows = set(model.shape.windows)
+    values = read_config(config.model.path)
+    family = family_of(values.get("model_type"), own_family(config.model))
+    if config.rollout.engine == "vllm" and len(windows) > 1 and not family.has_layer_windows:
+        raise ConfigError(
+            f"rollout.engine: vllm has the same window in all layers of a {family.model_type}, and "
+            f"{config.model.path} has windows in some; write transformers."
         )
 
 

@@ -163,8 +163,10 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
 
     def _is_seen(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Whether the token at each row's position attends to that at each column's: bool [rows, columns]."""
-        behind = rows[:, None] - columns[None, :]
-        return (behind >= 0) & (behind < self.window) if self.window else behind >= 0
+        is_before = rows[:, None] >= columns[None, :]
+        if self.window:  # not by a difference, which would be a table of 8 bytes per pair
+            is_before &= rows[:, None] < (columns + self.window)[None, :]
+        return is_before
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
