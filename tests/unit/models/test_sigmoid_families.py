@@ -1,4 +1,4 @@
-"""DeepSeek-V3, Kimi-K2, GLM-4.5: config.json is read as transformers reads it; the table names what is saved."""
+"""DeepSeek-V3, Kimi-K2, GLM-4.5: config.json is read as by transformers, the table has all that is saved."""
 
 import json
 import math

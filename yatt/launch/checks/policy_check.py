@@ -100,7 +100,8 @@ def _check_windows(config: RunConfig, model: Model) -> None:
     windows = set(model.shape.windows)
     values = read_config(config.model.path)
     family = family_of(values.get("model_type"), own_family(config.model))
-    if config.rollout.engine == "vllm" and len(windows) > 1 and not family.has_layer_windows:
+    may_be_vllm = config.rollout.engine in ("auto", "vllm")
+    if may_be_vllm and len(windows) > 1 and not family.has_layer_windows:
         raise ConfigError(
             f"rollout.engine: vllm has the same window in all layers of a {family.model_type}, and "
             f"{config.model.path} has windows in some; write transformers."
