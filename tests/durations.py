@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("durations.json")
 LEAST_CPU_S = 0.1
 
 BUDGETS_CPU_S: dict[str, float] = {
-    "tests/contract/": 85,
+    "tests/contract/": 90,
     "tests/faults/": 900,
     "tests/gpu/": 1,
     "tests/integration/test_": 1100,

@@ -34,6 +34,7 @@ def deepseek_type(monkeypatch):
 @pytest.mark.parametrize(("kind", "family"), CASES)
 @pytest.mark.usefixtures("deepseek_type")
 def test_a_family_has_the_reference_logprobs_of_old_and_new_weights(kind, family, tmp_path):
+    """A whole run of an engine: what it makes of a key of config.json shows nowhere else."""
     if importlib.util.find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed")
     make = make_sigmoid_moe if family == "kimi_k2" else make_windowed
