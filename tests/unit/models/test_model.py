@@ -10,6 +10,7 @@ import transformers
 from tests.tiny_models import make_qwen3
 from yatt.config.load import load_run_config
 from yatt.errors import ConfigError
+from yatt.launch.checks.judge_check import check_engine_model
 from yatt.launch.checks.policy_check import check_policy
 from yatt.launch.checks.preflight import check_preflight
 from yatt.models.model import model_of, read_model
@@ -144,7 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ({}, ["rollout.tp_size=8"], "rollout.tp_size 8 does not divide the"),
         ({"layer_types": ["sliding_attention"] * 2}, [], "config.json says layer_types"),
-        (SOME_NARROW, [], "rollout.engine: vllm has the same window in all layers of a qwen3, and"),
+        (SOME_NARROW, [], "has windows in some layers (config.json: sliding_window), and vLLM has the same"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, [], "RoPE scaling"),
         ({"num_hidden_layers": "2"}, [], "config.json says num_hidden_layers='2'"),
     ],
@@ -173,6 +174,23 @@ def test_windows_that_the_engine_has_too_are_trained(folder: Path, config: dict,
     file.write_text(json.dumps({**json.loads(before), **config}))
     try:
         check_policy(load_run_config([run_file(folder)], [f"rollout.engine={engine}"]))
+    finally:
+        file.write_text(before)
+
+
+def test_a_judge_whose_windows_vllm_would_leave_out_is_refused(folder: Path) -> None:
+    file = folder / "policy" / "config.json"
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), **SOME_NARROW}))
+    judge = str(folder / "policy")
+    try:
+        with pytest.raises(ConfigError, match=r"^genrms\[0\].engine: .* has windows in some layers"):
+            check_engine_model(judge, "genrms[0]", "auto", 1)
+        with pytest.raises(ConfigError, match=r"^rollout.engine: .* has windows in some layers"):
+            check_engine_model(judge, "model", "vllm", 1)
+        check_engine_model(judge, "genrms[0]", "transformers", 1)
+        file.write_text(json.dumps({**json.loads(before), **SOME_NARROW, "rope_scaling": {"type": "yarn"}}))
+        check_engine_model(judge, "genrms[0]", "vllm", 1)  # nothing that can be told here
     finally:
         file.write_text(before)
 

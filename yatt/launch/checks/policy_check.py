@@ -11,10 +11,11 @@ from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.forecast.memory.advice import check_possible
+from yatt.launch.checks.judge_check import refuse_some_windows
 from yatt.launch.checks.model_check import checked_tensors
 from yatt.launch.checks.planned_memory import check_planned_memory
 from yatt.models.families import FAMILIES, Family
-from yatt.models.model import Model, family_of, read_config
+from yatt.models.model import Model, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.tensors import tensor_faults
 
@@ -83,7 +84,7 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
-    _check_windows(config, model)
+    refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
     if config.vision.train != "none" and shape.vision is None:
         raise ConfigError(
             f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
@@ -92,19 +93,6 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
             f"of {config.model.path}; write a divisor."
-        )
-
-
-def _check_windows(config: RunConfig, model: Model) -> None:
-    """vLLM's classes of most families have one window in all layers, or none at all, without a word."""
-    windows = set(model.shape.windows)
-    values = read_config(config.model.path)
-    family = family_of(values.get("model_type"), own_family(config.model))
-    may_be_vllm = config.rollout.engine in ("auto", "vllm")
-    if may_be_vllm and len(windows) > 1 and not family.has_layer_windows:
-        raise ConfigError(
-            f"rollout.engine: vllm has the same window in all layers of a {family.model_type}, and "
-            f"{config.model.path} has windows in some; write transformers."
         )
 
 
