@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("durations.json")
 LEAST_CPU_S = 0.1
 
 BUDGETS_CPU_S: dict[str, float] = {
-    "tests/contract/": 75,
+    "tests/contract/": 105,
     "tests/faults/": 900,
     "tests/gpu/": 1,
     "tests/integration/test_": 1100,
@@ -28,7 +28,8 @@ BUDGETS_CPU_S: dict[str, float] = {
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; those of quick tests have the limit of
 `make quick`. Daemons that tests leave to others, as Slurm's, are not counted. Of the trainer's, a quarter is
-the matrix of families with pictures and videos: each has towers and positions of its own."""
+the matrix of families with pictures and videos: each has towers and positions of its own. Of the contracts,
+most are starts of real engines, one for each way of computing."""
 
 WHOLE_RUN_CPU_S = 3.0
 """What the smallest whole run costs (forked, real trainer)."""

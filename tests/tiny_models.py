@@ -139,6 +139,13 @@ OF_KIND = {
         "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # of released models; vLLM reads them
     },
 }  # fmt: skip
+OF_KIND["kimi_k2"] = {
+    **OF_KIND["deepseek_v3"], "n_group": 1, "topk_group": 1,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 512,
+        "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
 
 
 def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2, **values: object) -> str:
@@ -150,11 +157,61 @@ def make_sigmoid_moe(folder: Path, kind: str, *, seed: int = 0, layers: int = 2,
         "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": layers, "intermediate_size": 128,
         "num_attention_heads": 4, "max_position_embeddings": 512, "eos_token_id": 2,
     }  # fmt: skip
-    config = transformers.AutoConfig.for_model(kind, **sizes, **SIGMOID_MOE, **OF_KIND[kind], **values)
+    more = {**sizes, **SIGMOID_MOE, **OF_KIND[kind], **values}
+    config = transformers.AutoConfig.for_model(CLASSES_OF.get(kind, kind), **more)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    _randomize(model, seed=seed, head=0.08)
+    model.save_pretrained(folder)
+    name_kind(folder, kind)
+    return str(folder)
+
+
+WINDOWED = {
+    "qwen3": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+    "mistral": {
+        "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "mixtral": {"sliding_window": 9, "num_local_experts": 4},
+}  # fmt: skip
+
+
+def make_windowed(folder: Path, kind: str, *, seed: int = 0, **values: object) -> str:
+    """A random model with windows in all layers, or in the first of two (Mistral)."""
+    import transformers
+
+    make_tokenizer(folder)
+    sizes = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, **WINDOWED[kind], **values})
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     _randomize(model, seed=seed, head=0.08)
     model.save_pretrained(folder)
     return str(folder)
+
+
+CLASSES_OF = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers has no classes for, and whose it has."""
+
+
+def name_kind(folder: Path, kind: str) -> None:
+    """Writes the model type into a saved model's config.json, as released models have it."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": kind}))
+
+
+def reference_model(folder: str | Path) -> Any:
+    """transformers' model of a folder."""
+    import transformers
+
+    values = json.loads((Path(folder) / "config.json").read_text())
+    if (kind := values.pop("model_type")) not in CLASSES_OF:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    config = transformers.AutoConfig.for_model(CLASSES_OF[kind], **values)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
 
 
 SMALL_SIZES = {

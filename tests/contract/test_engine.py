@@ -16,6 +16,7 @@ from tests.tiny_models import (
     make_scripted_model,
     publish,
     publish_tensors,
+    reference_model,
     write_publication,
 )
 from yatt.adapters.inputs.tokenizer import Tokenizer
@@ -88,10 +89,12 @@ def options_for(model: str, **more: object) -> EngineOptions:
 
 
 def transformers_logprobs(folder: str, ids: list[int]) -> list[float]:
-    import torch
-    from transformers import AutoModelForCausalLM
+    return logprobs_of(reference_model(folder).float(), ids)
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+def logprobs_of(model, ids: list[int]) -> list[float]:
+    import torch
+
     with torch.no_grad():
         table = model(torch.tensor([ids])).logits.log_softmax(-1)[0]
     return [float(table[index, token]) for index, token in enumerate(ids[1:])]

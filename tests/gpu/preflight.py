@@ -83,13 +83,14 @@ def kernels(_: Row, __: Place) -> Row:
     import torch
     from torch.nn.attention.varlen import varlen_attn
 
-    from yatt.trainer.attention.varlen import varlen_is_right
+    from yatt.trainer.attention.varlen import SMALL_WINDOW, varlen_is_right
     from yatt.trainer.mcore.grouped_product import product_is_right
 
     row: Row = {"torch": torch.__version__, "varlen_signature": str(inspect.signature(varlen_attn))}
     if torch.cuda.is_available():
         device = torch.device("cuda")
         row["varlen_is_right"] = {size: varlen_is_right(device, size) for size in HEAD_SIZES}
+        row["windows_are_right"] = {size: varlen_is_right(device, size, SMALL_WINDOW) for size in HEAD_SIZES}
         row["product_is_right"] = product_is_right(device)
     return row
 

@@ -9,8 +9,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
     ("heads", "kv_heads", "size", "value_size"),
     [(8, 2, 128, 128), (4, 4, 64, 64), (4, 4, 192, 128), (2, 1, 256, 256)],
 )  # fmt: skip
-@pytest.mark.parametrize("cp_size", [1, 4])
-def test_a_stream_on_the_gpu_is_each_sequences_attention(cuda, heads, kv_heads, size, value_size, cp_size):
+@pytest.mark.parametrize(("cp_size", "window"), [(1, 0), (4, 0), (1, 100), (4, 100)])
+def test_a_stream_on_the_gpu_is_each_sequences_attention(
+    cuda, heads, kv_heads, size, value_size, cp_size, window
+):
     import torch
 
     from yatt.trainer.attention.varlen import masked_attention, suits_varlen, varlen_attention, varlen_bounds
@@ -23,13 +25,13 @@ def test_a_stream_on_the_gpu_is_each_sequences_attention(cuda, heads, kv_heads, 
     query = torch.randn(num_queries, heads, size, **make).requires_grad_()
     key = torch.randn(num_keys, kv_heads, size, **make).requires_grad_()
     value = torch.randn(num_keys, kv_heads, value_size, **make).requires_grad_()
-    assert suits_varlen(query, value)
+    assert suits_varlen(query, value, window=window)
     weights = torch.randn(num_queries, heads, value_size, **make)
     results = [
         [attended, *torch.autograd.grad(attended, [query, key, value], weights)]
         for attended in (
-            varlen_attention(query, key, value, bounds, size**-0.5),
-            masked_attention(query, key, value, bounds, size**-0.5),
+            varlen_attention(query, key, value, bounds, size**-0.5, window),
+            masked_attention(query, key, value, bounds, size**-0.5, window),
         )
     ]
     for got, expected in zip(*results, strict=True):

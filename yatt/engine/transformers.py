@@ -6,8 +6,8 @@ not use `generate`, because a request has its own seed, can be aborted with its 
 must leave the process's loop free between tokens. It has about 0.9 of the speed of `generate`, and half of
 vLLM's on CPU.
 
-Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3), and experts
-that transformers has in one tensor (all families with experts).
+Supports models whose checkpoint names are the module's own names (Qwen2, Qwen3, Llama, Phi-3) or other ones,
+as the family says (Mixtral), and experts that transformers has in one tensor (all families with experts).
 """
 
 from collections import deque
@@ -30,6 +30,8 @@ from yatt.engine.protocol import (
 from yatt.engine.weights.compare import check_published, compare_weights, published_checksums, with_progress
 from yatt.engine.weights.published import read_publication
 from yatt.errors import WorkerFailed
+from yatt.models.families import FAMILIES
+from yatt.models.model import read_config
 from yatt.models.quantized import KEY
 from yatt.records import message as m
 from yatt.weights.published import PublishedWeights
@@ -79,15 +81,15 @@ class TransformersEngine:
 
     def start(self) -> None:
         """Loads the model."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         settings = {"dtype": getattr(torch, self._options.dtype), "attn_implementation": "sdpa"}
+        config = config_of_classes(self._options.model)
         if waits_for_weights(self._options):
-            config = AutoConfig.from_pretrained(self._options.model)
             delattr(config, KEY)
             self._model, self._has_weights = AutoModelForCausalLM.from_config(config, **settings), False
         else:
-            self._model = AutoModelForCausalLM.from_pretrained(self._options.model, **settings)
+            self._model = AutoModelForCausalLM.from_pretrained(self._options.model, config=config, **settings)
         self._model.to(self._options.device).eval().requires_grad_(False)
 
     def add(self, sample: m.SampleRequest) -> None:
@@ -308,8 +310,33 @@ def _assembled(requests: list[_Request], device: str) -> _Cohort:
     )
 
 
+def config_of_classes(folder: str) -> Any:
+    """transformers' config of a model folder. A model type that transformers does not have is that of the
+    family's classes: a config that keeps its own type would leave experts at random values.
+
+    Raises:
+        ConfigError: the folder has no config.json.
+    """
+    from transformers import AutoConfig
+
+    values = read_config(folder)
+    family = FAMILIES.get(str(values.pop("model_type", "")))
+    if family is None or not family.transformers_type:
+        return AutoConfig.from_pretrained(folder)
+    return AutoConfig.for_model(family.transformers_type, **values)
+
+
 def saved_names(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields a model's parameters, and buffers that are saved, under the names of its saved files.
+    """Yields a model's parameters, and buffers that are saved, under the names of its saved files."""
+    family = FAMILIES.get(model.config.model_type)
+    for name, tensor in _module_names(model):
+        for own, released in family.file_names if family else ():
+            name = name.replace(own, released)
+        yield name, tensor
+
+
+def _module_names(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The same, with the names of transformers' modules.
 
     transformers keeps all experts of a layer in one tensor, [experts, rows, columns], gate above up; each
     expert's part is a view of it.

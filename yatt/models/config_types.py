@@ -1,12 +1,21 @@
-"""Types of the keys of config.json and tokenizer_config.json that engines check strictly. Pure.
+"""Values of config.json that have to be numbers or flags; types of keys that engines check strictly. Pure.
 
-transformers 5 refuses a config whose value has another type, when an engine is built; null is refused too for
-most keys. So the launcher refuses it by name.
+transformers 5 refuses a config.json or tokenizer_config.json whose value has another type, when an engine is
+built; null is refused too for most keys. So the launcher refuses it by name.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from yatt.errors import ConfigError
+
+Values = Mapping[str, Any]
+LARGEST = 1e30
+MOST_OF_OTHERS = (1 << 31) - 1
+MOST_OF_KEY = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers"), 2000)
+MOST_OF_KEY |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4096)
+"""Largest sizes that are read: more would only cost memory and time before the model is refused."""
 
 SIZES = frozenset(
     {
@@ -129,3 +138,63 @@ _TOKENIZER_RULES: Rules = {
     "model_max_length": (_or_null(_is_length), "a number above 0"),
     "tokenizer_class": (_or_null(lambda value: isinstance(value, str)), "a name"),
 }
+
+
+def config_size(values: Values, key: str) -> int:
+    """Returns a whole number of config.json.
+
+    Raises:
+        ConfigError: it is none, below 1, or more than any model has.
+    """
+    value, most = values[key], MOST_OF_KEY.get(key, MOST_OF_OTHERS)
+    if type(value) is not int or not 1 <= value <= most:
+        said = str(value) if type(value) is not int or value < 1 else "a number that is too large"
+        said = repr(value) if isinstance(value, str) else said
+        raise ConfigError(
+            f"model.path: config.json says {key}={said}; it needs a whole number of 1 or more, at most "
+            f"{most}."
+        )
+    return value
+
+
+def flag_of(values: Values, key: str) -> bool:
+    """Returns a truth value of config.json.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if type(values[key]) is not bool:
+        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs true or false.")
+    return bool(values[key])
+
+
+def positive_of(values: Values, key: str) -> float:
+    """Returns a number of config.json.
+
+    Raises:
+        ConfigError: it is none, or not above 0.
+    """
+    if (found := number_of(values, key)) == 0:
+        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs a number above 0.")
+    return found
+
+
+def config_count(values: Values, key: str) -> int:
+    """Returns a whole number of config.json that may be 0.
+
+    Raises:
+        ConfigError: it is none, or below 0.
+    """
+    return 0 if type(values[key]) is int and values[key] == 0 else config_size(values, key)
+
+
+def number_of(values: Values, key: str) -> float:
+    """Returns a number of config.json.
+
+    Raises:
+        ConfigError: it is none, or below 0.
+    """
+    value: Any = values.get(key)
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+        raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
+    return float(value)

@@ -1,17 +1,19 @@
 """Reads the Hugging Face config of a dense decoder: Llama, Qwen2, Qwen3 and what resembles them.
 
-Settings that this code does not implement exactly (other activations, biases, sliding windows, unknown RoPE
-scalings) are refused by name instead of ignored. Missing keys get transformers' defaults.
+Settings that this code does not implement exactly (other activations, biases, unknown RoPE scalings) are
+refused by name instead of ignored. Missing keys get transformers' defaults.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from yatt.errors import ConfigError
+from yatt.models.config_types import Values, config_size, flag_of, number_of, positive_of
 from yatt.models.quantized import is_quantised
 from yatt.models.shape import DenseFeedForward, GroupedAttention, Layer, Shape
+from yatt.models.windows import WindowRule, no_windows
 
-Values = Mapping[str, Any]
 LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -19,12 +21,7 @@ LLAMA3_SCALING = {
 }
 """Values that megatron-core's rope_scaling hard-codes."""
 
-DEFAULT_THETA, LARGEST = 10000.0, 1e30
-MOST_OF_OTHERS = (1 << 31) - 1
-MOST = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers"), 2000)
-MOST |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4096)
-"""Largest sizes that are read: more would only cost memory and time before the model is refused."""
-
+DEFAULT_THETA = 10000.0
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -43,7 +40,6 @@ SIZES = (
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (None, False),
-    "use_sliding_window": (None, False),
     "attention_dropout": (None, 0, 0.0),
     "partial_rotary_factor": (None, 1.0),
     "attention_bias": (None, False),
@@ -53,14 +49,15 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 def read_dense(
     values: Values, defaults: Values, allowed: Values = ALLOWED, *,
-    has_qkv_bias: bool = False, has_qk_norm: bool = False,
+    has_qkv_bias: bool = False, has_qk_norm: bool = False, windows: WindowRule = no_windows,
 ) -> Shape:  # fmt: skip
-    """Shape of a dense decoder whose layers are all alike.
+    """Shape of a dense decoder whose layers differ in nothing but their windows.
 
     Args:
         values: content of config.json.
         defaults: the family's defaults, beside `DEFAULTS`.
         allowed: values that other keys may have.
+        windows: the family's rule for them.
 
     Raises:
         ConfigError: a key has a value that is not implemented, or is no size.
@@ -81,10 +78,11 @@ def read_dense(
         has_qkv_bias=has_qkv_bias, has_qk_norm=has_qk_norm,
     )  # fmt: skip
     layer = Layer(attention=attention, feed_forward=DenseFeedForward(size=sizes["intermediate_size"]))
+    found = windows({**defaults, **values}, sizes["num_hidden_layers"])
     return Shape(
         vocab_size=sizes["vocab_size"],
         hidden_size=hidden,
-        layers=(layer,) * sizes["num_hidden_layers"],
+        layers=tuple(replace(layer, attention=replace(attention, window=window)) for window in found),
         norm_eps=number_of(filled, "rms_norm_eps"),
         rope_theta=theta,
         rope_scaling_factor=factor,
@@ -102,74 +100,6 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
                 f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
                 f"{values['model_type']}; it needs {wanted[-1]!r}."
             )
-    layers = values.get("layer_types") or []
-    if not isinstance(layers, list | tuple):
-        raise ConfigError(f"model.path: config.json says layer_types={layers!r}; it needs a list of names.")
-    if other := [kind for kind in layers if kind != "full_attention"]:
-        raise ConfigError(
-            f"model.path: config.json says layer_types with {other[0]!r}, which the trainer cannot do; it "
-            "needs 'full_attention' in every layer."
-        )
-
-
-def config_size(values: Values, key: str) -> int:
-    """Returns a whole number of config.json.
-
-    Raises:
-        ConfigError: it is none, below 1, or more than any model has.
-    """
-    value, most = values[key], MOST.get(key, MOST_OF_OTHERS)
-    if type(value) is not int or not 1 <= value <= most:
-        said = str(value) if type(value) is not int or value < 1 else "a number that is too large"
-        said = repr(value) if isinstance(value, str) else said
-        raise ConfigError(
-            f"model.path: config.json says {key}={said}; it needs a whole number of 1 or more, at most "
-            f"{most}."
-        )
-    return value
-
-
-def flag_of(values: Values, key: str) -> bool:
-    """Returns a truth value of config.json.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if type(values[key]) is not bool:
-        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs true or false.")
-    return bool(values[key])
-
-
-def positive_of(values: Values, key: str) -> float:
-    """Returns a number of config.json.
-
-    Raises:
-        ConfigError: it is none, or not above 0.
-    """
-    if (found := number_of(values, key)) == 0:
-        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs a number above 0.")
-    return found
-
-
-def config_count(values: Values, key: str) -> int:
-    """Returns a whole number of config.json that may be 0.
-
-    Raises:
-        ConfigError: it is none, or below 0.
-    """
-    return 0 if type(values[key]) is int and values[key] == 0 else config_size(values, key)
-
-
-def number_of(values: Values, key: str) -> float:
-    """Returns a number of config.json.
-
-    Raises:
-        ConfigError: it is none, or below 0.
-    """
-    value: Any = values.get(key)
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-        raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
-    return float(value)
 
 
 def without_rotary_share(values: Values, default: float) -> tuple[dict[str, Any], float]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import Values, config_count, config_size, flag_of, positive_of
+from yatt.models.config_types import Values, config_count, config_size, flag_of, positive_of
 from yatt.models.rows import Stacked, WeightRow
 from yatt.models.shape import Experts, Shape, SigmoidRouter
 

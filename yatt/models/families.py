@@ -5,13 +5,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, flag_of, read_dense, without_rotary_share
+from yatt.models.config_types import flag_of
+from yatt.models.dense import ALLOWED, read_dense, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
 from yatt.models.latent import read_latent
 from yatt.models.pictures.tiled import INTERN, read_tiled
 from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
 from yatt.models.shape import Shape
+from yatt.models.windows import (
+    DEFAULT_WINDOW,
+    WindowRule,
+    alternate_windows,
+    flagged_windows,
+    late_windows,
+    listed_windows,
+    no_windows,
+    same_windows,
+)
 
 
 def dense_rows(shape: Shape) -> list[WeightRow]:
@@ -29,6 +40,9 @@ class Family:
         read: from the content of config.json to the shape; raises ConfigError with the key that it refuses.
         rows: the weight table of a shape.
         tower: the kind of its tower for pictures before the decoder; None: it takes text only.
+        transformers_type: the model type whose classes it has in transformers; empty: its own.
+        file_names: parts of names of transformers' modules, and what the files have in place of each.
+        has_layer_windows: vLLM's class can have a window in some layers only; else in all layers or none.
     """
 
     model_type: str
@@ -36,6 +50,9 @@ class Family:
     read: Callable[[Mapping[str, Any]], Shape]
     rows: Callable[[Shape], list[WeightRow]] = dense_rows
     tower: TowerKind | None = None
+    transformers_type: str = ""
+    file_names: tuple[tuple[str, str], ...] = ()
+    has_layer_windows: bool = False
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -59,21 +76,39 @@ def _llama(values: Mapping[str, Any]) -> Shape:
 
 
 def _mistral(values: Mapping[str, Any]) -> Shape:
-    window = values.get("sliding_window", 4096)  # transformers' value if the key is missing
-    if window is not None:
-        raise ConfigError(
-            f"model.path: config.json says sliding_window={window!r}, or leaves it out, which means 4096; "
-            "the trainer needs null (Mistral 7B v0.2 and later)."
-        )
-    return read_dense(values, _MISTRAL)
+    return read_dense(values, _MISTRAL | {"sliding_window": DEFAULT_WINDOW}, windows=listed_windows)
 
 
-def _qwen2(values: Mapping[str, Any]) -> Shape:
-    return read_dense(values, _QWEN, _QWEN2_ALLOWED, has_qkv_bias=True)
+_MIXTRAL = {
+    **_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "norm_topk_prob": True, "decoder_sparse_step": 1,
+}  # fmt: skip
+_MIXTRAL_FILES = (
+    (".mlp.", ".block_sparse_moe."), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"),
+)  # fmt: skip
 
 
-def _qwen3(values: Mapping[str, Any]) -> Shape:
-    return read_dense(values, _QWEN | {"head_dim": 128}, has_qk_norm=True)
+def _mixtral(values: Mapping[str, Any]) -> Shape:
+    allowed = {**ALLOWED, "router_jitter_noise": (None, 0, 0.0)}
+    dense = read_dense(values, _MIXTRAL, allowed, windows=same_windows)
+    assert dense.dense is not None, "every layer, before it has experts"
+    return with_experts({**values, "moe_intermediate_size": dense.dense.size}, dense, _MIXTRAL)
+
+
+def _mixtral_rows(shape: Shape) -> list[WeightRow]:
+    moe = "block_sparse_moe"
+    names = LayerNames(
+        router=f"{moe}.gate", experts=f"{moe}.experts", gate_up=("mlp.w1", "mlp.w3"), down="mlp.w2"
+    )
+    return decoder_table(shape, layer_rows(shape, names))
+
+
+def _qwen2(values: Mapping[str, Any], windows: WindowRule = no_windows) -> Shape:
+    return read_dense(values, _QWEN, _QWEN2_ALLOWED, has_qkv_bias=True, windows=windows)
+
+
+def _qwen3(values: Mapping[str, Any], windows: WindowRule = no_windows) -> Shape:
+    return read_dense(values, _QWEN | {"head_dim": 128}, has_qk_norm=True, windows=windows)
 
 
 _QWEN3_MOE = {
@@ -89,13 +124,18 @@ _QWEN2_MOE = {
 
 
 def _qwen3_moe(values: Mapping[str, Any]) -> Shape:
-    return with_experts(values, read_dense(values, _QWEN3_MOE, has_qk_norm=True), _QWEN3_MOE)
+    return _qwen3_experts(values, flagged_windows)
+
+
+def _qwen3_experts(values: Mapping[str, Any], windows: WindowRule = no_windows) -> Shape:
+    dense = read_dense(values, _QWEN3_MOE, has_qk_norm=True, windows=windows)
+    return with_experts(values, dense, _QWEN3_MOE)
 
 
 def _qwen2_moe(values: Mapping[str, Any]) -> Shape:
     if values.get("qkv_bias", True) is not True:
         raise ConfigError("model.path: config.json says qkv_bias=False, which the trainer cannot do.")
-    dense = read_dense(values, _QWEN2_MOE, _QWEN2_ALLOWED, has_qkv_bias=True)
+    dense = read_dense(values, _QWEN2_MOE, _QWEN2_ALLOWED, has_qkv_bias=True, windows=alternate_windows)
     return with_experts(values, dense, _QWEN2_MOE, is_shared=True)
 
 
@@ -193,15 +233,35 @@ def _seeing(
     )  # fmt: skip
 
 
-_TILED_TEXT = {"qwen2": _qwen2, "qwen3": _qwen3, "qwen3_moe": _qwen3_moe}
+_TILED_TEXT = {"qwen2": _qwen2, "qwen3": _qwen3, "qwen3_moe": _qwen3_experts}
 
 FAMILIES = {
     family.model_type: family
     for family in (
         Family(model_type="llama", architecture="LlamaForCausalLM", read=_llama),
-        Family(model_type="mistral", architecture="MistralForCausalLM", read=_mistral),
-        Family(model_type="qwen2", architecture="Qwen2ForCausalLM", read=_qwen2),
-        Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=_qwen3),
+        Family(
+            model_type="mistral",
+            architecture="MistralForCausalLM",
+            read=_mistral,
+            has_layer_windows=True,
+        ),
+        Family(
+            model_type="mixtral",
+            architecture="MixtralForCausalLM",
+            read=_mixtral,
+            rows=_mixtral_rows,
+            file_names=_MIXTRAL_FILES,
+        ),
+        Family(
+            model_type="qwen2",
+            architecture="Qwen2ForCausalLM",
+            read=lambda values: _qwen2(values, late_windows),
+        ),
+        Family(
+            model_type="qwen3",
+            architecture="Qwen3ForCausalLM",
+            read=lambda values: _qwen3(values, late_windows),
+        ),
         Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
         Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
         Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", read=_glm4_moe, rows=_deepseek_rows),
@@ -210,6 +270,13 @@ FAMILIES = {
             architecture="DeepseekV3ForCausalLM",
             read=_deepseek_v3,
             rows=_deepseek_rows,
+        ),
+        Family(
+            model_type="kimi_k2",
+            architecture="DeepseekV3ForCausalLM",
+            read=_deepseek_v3,
+            rows=_deepseek_rows,
+            transformers_type="deepseek_v3",
         ),
         _seeing("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN2_5, _qwen2),
         _seeing("qwen3_vl", "Qwen3VLForConditionalGeneration", QWEN3, _qwen3),

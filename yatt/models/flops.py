@@ -1,8 +1,9 @@
 """Floating-point operations of a model's matrix products, from its shape.
 
 A product of matrices [m, k] and [k, n] is 2mkn operations. Counted is what the model has to compute, however
-it is computed: attention only within each sequence and only to tokens that are not later, of all experts only
-those that a token passes, logits only where they are used, and nothing that is computed again to save memory.
+it is computed: attention only within each sequence and only to tokens that are not later nor before a window,
+of all experts only those that a token passes, logits only where they are used, and nothing that is computed
+again to save memory.
 Norms, activations, rotary positions and the softmax are left out; together they are below 1 %.
 
 Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B (model FLOPs utilization). Deviation: PaLM counts
@@ -34,28 +35,42 @@ class ForwardFlops:
 
     Attributes:
         token: per token, in all layers, with the weights.
-        pair: per token and token that it attends to, in all layers; it also attends to itself.
+        pair: per token and token that it attends to, in all layers without a window; it also attends to
+            itself.
         row: per position whose logits are used.
+        narrow_pair: as `pair`, in all layers with a window.
+        window: positions of it; 0: there is none.
     """
 
     token: int
     pair: int
     row: int
+    narrow_pair: int = 0
+    window: int = 0
 
     def of_sequence(self, num_tokens: int, num_rows: int) -> int:
         """Operations of a sequence of this length, with logits at `num_rows` of its positions."""
-        num_pairs = num_tokens * (num_tokens + 1) // 2
-        return self.token * num_tokens + self.pair * num_pairs + self.row * num_rows
+        num_pairs, beyond = num_tokens * (num_tokens + 1) // 2, max(num_tokens - self.window, 0)
+        num_narrow = num_pairs - beyond * (beyond + 1) // 2
+        pairs = self.pair * num_pairs + self.narrow_pair * num_narrow
+        return self.token * num_tokens + pairs + self.row * num_rows
 
 
 def forward_flops(shape: Shape) -> ForwardFlops:
     """Counts the operations of a model's forward pass."""
-    token = pair = 0
+    token = 0
+    pairs = {False: 0, True: 0}
     for layer, count in Counter(shape.layers).items():
         of_token, of_pair = attention_flops(layer.attention, shape.hidden_size)
         token += count * (of_token + feed_forward_flops(layer.feed_forward, shape.hidden_size))
-        pair += count * of_pair
-    return ForwardFlops(token=token, pair=pair, row=2 * shape.hidden_size * shape.vocab_size)
+        pairs[layer.attention.window > 0] += count * of_pair
+    return ForwardFlops(
+        token=token,
+        pair=pairs[False],
+        row=2 * shape.hidden_size * shape.vocab_size,
+        narrow_pair=pairs[True],
+        window=max(shape.windows, default=0),
+    )
 
 
 def attention_flops(attention: Attention, hidden_size: int) -> tuple[int, int]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from yatt.errors import ConfigError
-from yatt.models.dense import ALLOWED, DEFAULT_THETA, Values, config_size, number_of, positive_of, read_dense
+from yatt.models.config_types import Values, config_size, number_of, positive_of
+from yatt.models.dense import ALLOWED, DEFAULT_THETA, read_dense
 from yatt.models.shape import LatentAttention, Shape, Yarn
 
 SUPPORTED = {**ALLOWED, "rope_interleave": (None, True)}
@@ -65,7 +66,7 @@ def _positions(values: Values) -> tuple[float, Yarn | None]:
         beta_fast=positive_of(found, "beta_fast"), beta_slow=positive_of(found, "beta_slow"),
         mscale=number_of(found, "mscale"), mscale_all_dim=number_of(found, "mscale_all_dim"),
     )  # fmt: skip
-    if yarn.factor < 1 or yarn.beta_slow >= yarn.beta_fast:
+    if yarn.factor < 1 or yarn.beta_slow > yarn.beta_fast:
         raise _unsupported(rope)
     return theta, yarn
 
@@ -73,6 +74,6 @@ def _positions(values: Values) -> tuple[float, Yarn | None]:
 def _unsupported(rope: object) -> ConfigError:
     return ConfigError(
         f"model.path: RoPE scaling {rope} is not supported with latent attention; use 'default', or 'yarn' "
-        "with factor of 1 or more, original_max_position_embeddings, beta_fast above beta_slow, mscale and "
-        "mscale_all_dim above 0."
+        "with factor of 1 or more, original_max_position_embeddings, beta_fast of beta_slow or more, mscale "
+        "and mscale_all_dim above 0."
     )

@@ -1,17 +1,22 @@
 """The shape of a model: what trainer, layout checks and weight table need to know of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """Attention in which `num_heads` query heads share `num_kv_heads` keys and values."""
+    """Attention in which `num_heads` query heads share `num_kv_heads` keys and values.
+
+    Args:
+        window: positions that a token attends to, itself and the last ones before it; 0: all before it.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,11 @@ class LatentAttention:
     def head_dim(self) -> int:
         """Elements of a head's query and key."""
         return self.nope_dim + self.rope_dim
+
+    @property
+    def window(self) -> int:
+        """A token attends to all before it."""
+        return 0
 
 
 Attention = GroupedAttention | LatentAttention
@@ -235,8 +245,13 @@ class Shape:
 
     @property
     def attention(self) -> Attention:
-        """The attention of every layer."""
+        """The attention of every layer, but for its window."""
         return self.layers[0].attention
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer's attention; 0: none."""
+        return tuple(layer.attention.window for layer in self.layers)
 
     @property
     def dense(self) -> DenseFeedForward | None:
@@ -250,11 +265,18 @@ class Shape:
 
     @property
     def is_regular(self) -> bool:
-        """Whether layers differ in nothing but whether they have experts; the trainer builds no others."""
+        """Whether layers differ in nothing but whether they have experts, and whether they have the model's
+        only window; the trainer builds no others."""
         kinds = set(self._feed_forwards)
         each = [sum(isinstance(kind, one) for kind in kinds) for one in (DenseFeedForward, Experts)]
-        return len({layer.attention for layer in self.layers}) == 1 and max(each) == 1
+        alike = {_without_window(layer.attention) for layer in self.layers}
+        has_one_window = len({*self.windows} - {0}) <= 1
+        return len(alike) == 1 and has_one_window and max(each) == 1
 
     @property
     def _feed_forwards(self) -> tuple[FeedForward, ...]:
         return tuple(layer.feed_forward for layer in self.layers)
+
+
+def _without_window(attention: Attention) -> Attention:
+    return replace(attention, window=0) if isinstance(attention, GroupedAttention) else attention

@@ -11,6 +11,7 @@ import torch
 
 from tests.integration.trainer.program import VOCAB
 from tests.runs import ROOT, environment, popen
+from tests.tiny_models import CLASSES_OF, name_kind
 
 PROGRAM = Path(__file__).with_name("program.py")
 TIMEOUT_S = 600
@@ -33,7 +34,7 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         **({"head_dim": 16} if kind.startswith(("qwen3", "glm4")) else {}),
         **values_of_its_own,
     }
-    config = transformers.AutoConfig.for_model(kind, **sizes)
+    config = transformers.AutoConfig.for_model(CLASSES_OF.get(kind, kind), **sizes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     generator = torch.Generator().manual_seed(1)
@@ -45,6 +46,7 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.3)
     model.save_pretrained(folder)
+    name_kind(folder, kind)
     return folder
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tests.integration.trainer.program import N, samples
+from tests.tiny_models import reference_model
 from yatt.records import message as m
 
 TEMPERATURE, MAX_LENGTH = 0.8, 9
@@ -63,9 +64,10 @@ def paper_gradient(
     )  # fmt: skip
     loss.backward()
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return dict(
+    found = dict(
         pair for name, p in model.named_parameters() if name not in tied for pair in saved(name, p.grad)
     )
+    return {released_name(name, model.config.model_type): tensor for name, tensor in found.items()}
 
 
 def paper_loss(model_folder: Path, algorithm: dict, masked: Collection[int] = ()) -> float:
@@ -106,9 +108,7 @@ class Given(NamedTuple):
 
 def usual(model_folder: Path, *, has_observations: bool) -> Given:
     """A text model and samples without pictures."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder).float()
+    model = reference_model(model_folder).float()
     return Given(model, *samples(1, has_observations=has_observations), completion_logprobs)
 
 
@@ -129,6 +129,15 @@ def _loss(
         ratio = (logprobs - logprobs.detach()).exp()
         rows.append((-gain * ratio * weights)[kept])
     return model, aggregated(algorithm["loss_agg_mode"], rows, masked)
+
+
+def released_name(name: str, model_type: str) -> str:
+    """A tensor's name in files: Mixtral's have other names than transformers' modules."""
+    if model_type == "mixtral" and ".mlp." in name:
+        leaves = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", ".mlp.": ".block_sparse_moe."}
+        for old, new in leaves.items():
+            name = name.replace(old, new)
+    return name
 
 
 def saved(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -39,10 +39,22 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
     "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
+KIMI_YARN = {
+    **YARN, "rope_theta": 100.0, "factor": 32.0, "original_max_position_embeddings": 128, "beta_fast": 1.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
+"""With these sizes two of four frequencies are others with the `beta_fast` that DeepSeek has."""
+
 TINY = {
     "llama": {"is_tied": False, "vocab_size": 63},
-    "mistral": {"is_tied": False, "vocab_size": 63, "sliding_window": None, "head_dim": 16},
-    "qwen2": {"is_tied": True, "vocab_size": 63},
+    "mistral": {"is_tied": False, "vocab_size": 63, "sliding_window": 4, "head_dim": 16},
+    "qwen2": {
+        "is_tied": True,
+        "vocab_size": 63,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 1,
+    },
     "qwen3": {"is_tied": False, "vocab_size": 62},
     "qwen3_moe": {
         "is_tied": False,
@@ -61,6 +73,16 @@ TINY = {
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 40,
         "norm_topk_prob": False,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+    },
+    "mixtral": {
+        "is_tied": False,
+        "vocab_size": 62,
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
     },
     "glm4_moe": {"is_tied": False, "vocab_size": 63, "use_qk_norm": True, "attention_bias": True, **SIGMOID},
     "deepseek_v3": {
@@ -73,17 +95,18 @@ TINY = {
         "topk_group": 2,
         "num_experts_per_tok": 4,
     },
-    "deepseek_v3-yarn": {
+    "kimi_k2": {
         "is_tied": True,
         "vocab_size": 63,
         "q_lora_rank": None,
         **LATENT,
         **SIGMOID,
-        "rope_parameters": YARN,
+        "rope_parameters": KIMI_YARN,
     },
     OWN: {"is_tied": False, "vocab_size": 63, "pad_token_id": None, "eos_token_id": 2},
 }
-"""Settings of a tiny model of each family, some with a variant; vocabularies of 63 are padded under TP."""
+"""Settings of a tiny model of each family; vocabularies of 63 are padded under TP. Windows are shorter than
+sequences: in all layers (Mistral, Mixtral), the last ones (Qwen2) or every other one (Qwen2-MoE)."""
 
 ODD, EVEN = 3, 4
 """Layers: stages of a pipeline differ; interleaved stages have one layer each."""
@@ -97,8 +120,8 @@ SPREAD_MOVES = {"ep2": ("one", "ep2"), "tp2ep2": ("ep2",), "tp2": ("ep2",)}
 FOUR_MOVES = {"etp2": ("tp2ep2",), "pp2ep2": ("etp2", "pp2ep2")}
 """Layouts that resume, and the layouts that saved: themselves, or earlier ones (`SPREAD` comes first)."""
 
-WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v3", "deepseek_v3-yarn")
-MOST_MOVES = 5
+WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3", "kimi_k2")
+MOST_MOVES = 4
 """Of a family with experts; families take turns, so that each move is made by two of them."""
 
 
@@ -151,6 +174,11 @@ def without_gate(self, *given, **named):
 
 SharedExpertMLP.__init__ = without_gate
 """
+OTHER_LAYERS = """
+from yatt.trainer.mcore import spec
+find = spec.is_layer_window_attention
+spec.is_layer_window_attention = lambda size, listed, number: find(size, listed, number % 2 + 1)
+"""
 COLUMN_PARALLEL = """
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from yatt.trainer.mcore import spec
@@ -185,10 +213,24 @@ MISTAKES = {
         "right.read(values).experts.sigmoid, num_groups=1)))",
     ),
     "no-temperature": (
-        "deepseek_v3-yarn",
+        "kimi_k2",
         "replace(right, read=lambda values: replace(right.read(values), yarn=replace("
         "right.read(values).yarn, mscale_all_dim=0.5, mscale=0.5)))",
     ),
+    "beta-fast-of-deepseek": (
+        "kimi_k2",
+        "replace(right, read=lambda values: replace(right.read(values), yarn=replace("
+        "right.read(values).yarn, beta_fast=32)))",
+    ),
+    "window-one-short": (
+        "mistral", "replace(right, read=lambda values: right.read({**values, 'sliding_window': 3}))",
+    ),
+    "window-in-every-layer": (
+        "qwen2",
+        "replace(right, read=lambda values: right.read("
+        "{**values, 'layer_types': ['sliding_attention'] * 3}))",
+    ),
+    "window-in-other-layers": ("qwen2_moe", "right", OTHER_LAYERS),
     "all-rotated": (
         "glm4_moe", "replace(right, read=lambda values: replace(right.read(values), rotary_share=1.0))",
     ),
@@ -198,7 +240,7 @@ MISTAKES = {
 
 def test_every_family_has_a_tiny_config():
     text = {kind for kind, family in FAMILIES.items() if family.tower is None}
-    assert {kind.partition("-")[0] for kind in TINY} == {*text, OWN}
+    assert {*TINY} == {*text, OWN}
     assert [kind for kind in TINY if any("experts" in key for key in TINY[kind])] == [*WITH_EXPERTS]
 
 
@@ -225,9 +267,9 @@ class Family:
     """A tiny model of a family, and what one, two and four ranks did with it."""
 
     def __init__(self, folder, kind):
-        self.folder, self.kind, model_type = folder, kind, kind.partition("-")[0]
+        self.folder, self.kind = folder, kind
         self.models = {
-            num: make_model(folder / f"model-{num}", model_type, num_hidden_layers=num, **TINY[kind])
+            num: make_model(folder / f"model-{num}", kind, num_hidden_layers=num, **TINY[kind])
             for num in (ODD, EVEN)
         }
         self.has_experts = kind in WITH_EXPERTS
@@ -357,9 +399,8 @@ def test_a_family_is_transformers_in_every_layout(tmp_path, kind):
 
 def wrong_job(folder, kind, wrong, plant=""):
     """A model, and a job with a wrong family, which may also plant a mistake in what the ranks run."""
-    model_type = kind.partition("-")[0]
-    model = make_model(folder / "model", model_type, num_hidden_layers=ODD, **TINY[kind])
-    (folder / "own.py").write_text(WRONG.format(kind=model_type, wrong=wrong, plant=plant))
+    model = make_model(folder / "model", kind, num_hidden_layers=ODD, **TINY[kind])
+    (folder / "own.py").write_text(WRONG.format(kind=kind, wrong=wrong, plant=plant))
     common = {"family": str(folder / "own.py"), "algorithm": ALGORITHM}
     return model, {"name": "wrong", "model": str(model), **common}
 

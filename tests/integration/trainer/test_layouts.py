@@ -5,6 +5,7 @@ import torch
 
 from tests.integration.trainer.conftest import run_world
 from tests.integration.trainer.program import PROBE_LENGTHS, VOCAB
+from tests.tiny_models import reference_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
@@ -103,9 +104,7 @@ def alone_again(models, pair, tmp_path_factory):
 
 def hf_logprobs(folder):
     """Of the probe's tokens but the first of each sequence."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    model = reference_model(folder).float().eval()
     generator = torch.Generator().manual_seed(5)
     rows = []
     for length in PROBE_LENGTHS:

@@ -28,6 +28,7 @@ MODELS = {
     "qwen2": ("qwen2", False, {"num_hidden_layers": 3}),
     "experts": ("qwen3_moe", False, EXPERTS),
     "shared": ("qwen2_moe", False, EXPERTS | {"shared_expert_intermediate_size": 160}),
+    "narrow": ("mistral", False, {"num_hidden_layers": 2, "sliding_window": 64}),
 }
 LATENT = {
     "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32,
@@ -63,7 +64,7 @@ JOBS = {
         ("wide", RECOMPUTE | FLOAT32, ONE), ("qwen3", {}, [[500, 524]]), ("qwen2", {}, ONE),
         ("tied", {}, ONE), ("vocabulary", RECOMPUTE, ONE), ("experts", {}, ONE), ("experts", RECOMPUTE, ONE),
         ("experts", FLOAT32, ONE), ("shared", {}, ONE), ("latent", {}, ONE), ("latent", RECOMPUTE, ONE),
-        ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE),
+        ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE), ("narrow", {}, ONE), ("narrow", RECOMPUTE, ONE),
     ],
     2: [
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),

@@ -13,7 +13,8 @@ LAYOUTS = {1: {"one": {}}, 2: {"cp2": {CP: 2}, "tp2": {TP: 2, **SP}}, 4: {"cp4":
 ACTIONS = [["gradient", "first"], ["publish", "final"], ["streams", 0]]
 """An iteration has two optimizer steps: the second one's gradient is of weights that have moved."""
 
-WORLDS = [(1, "qwen3"), (2, "qwen3"), (2, "deepseek_v3"), (4, "qwen3")]
+WORLDS = [(1, "mistral"), (2, "qwen3"), (2, "deepseek_v3"), (4, "qwen2")]
+"""Mistral and Qwen2 have windows, in all layers and in the last one."""
 MIXED = (2, "qwen3")
 """The world that also has a job in which only one of two ranks has the kernel."""
 

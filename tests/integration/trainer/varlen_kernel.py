@@ -12,13 +12,14 @@ def varlen_attn(
     scale: float, window_size: tuple[int, int], enable_gqa: bool,
 ) -> Tensor:  # fmt: skip
     """As `torch.nn.attention.varlen.varlen_attn`, with its requirements."""
-    assert window_size == (-1, 0) and query.shape[-1] == key.shape[-1] == value.shape[-1]
+    assert window_size[0] >= -1 and window_size[1] == 0
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1]
     assert enable_gqa == (query.shape[1] != key.shape[1])
     assert (max_q, max_k) == (queries.diff().max().item(), keys.diff().max().item())
     assert (queries[-1], keys[-1]) == (len(query), len(key))
     calls.append(len(query))
     bounds = VarlenBounds(queries=queries, keys=keys, longest=(max_q, max_k), source_K=None)
-    return masked_attention(query, key, value, bounds, scale)
+    return masked_attention(query, key, value, bounds, scale, window_size[0] + 1)
 
 
 calls: list[int] = []

@@ -48,7 +48,7 @@ def test_a_decoding_step_reads_weights_and_sequences():
     found = recipe("qwen3-8b-rule")
     engine, rates = found.plan.engines[0], HardwareRates(memory_bytes_per_s=1e12, memory_share=0.5)
     speed = engine_speed(engine, found.models["rollout"], 1e5, rates)
-    assert speed == EngineSpeed(engine.weights / 5e11, 1e5 * engine.kv_token_bytes / 5e11)
+    assert speed == EngineSpeed(engine.weights / 5e11, 1e5 * engine.kv.token / 5e11)
 
 
 def test_verdicts_are_beside_the_rollout_where_they_have_gpus():

@@ -87,3 +87,27 @@ def test_the_table_has_every_tensor_that_is_saved_and_which_layers_have_experts(
 def test_what_cannot_be_honoured_is_refused_from_the_file(tmp_path: Path, values: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_model(written(tmp_path, **{"model_type": "qwen3_moe", **SIZES, **values}))
+
+
+MIXTRAL = {key: value for key, value in SIZES.items() if key not in ("num_experts", "moe_intermediate_size")}
+
+
+@pytest.mark.parametrize("values", [{}, MIXTRAL, {**MIXTRAL, "num_local_experts": 4, "head_dim": 32}])
+def test_a_mixtral_config_means_what_transformers_means(tmp_path: Path, values: dict) -> None:
+    folder = written(tmp_path, model_type="mixtral", **values)
+    theirs, shape = transformers.AutoConfig.from_pretrained(folder), read_model(folder).shape
+    assert shape == model_of(theirs).shape
+    experts = shape.experts
+    assert experts is not None and shape.is_regular and shape.dense is None
+    assert (experts.num_experts, experts.top_k, experts.size, experts.normalizes) == (
+        theirs.num_local_experts, theirs.num_experts_per_tok, theirs.intermediate_size, True,
+    )  # fmt: skip
+    assert shape.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_the_table_of_a_mixtral_has_the_released_names_of_every_tensor(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("mixtral", **MIXTRAL, num_local_experts=4)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model, shapes = read_model(str(tmp_path)), saved_shapes(tmp_path)
+    assert list(tensor_faults(model, shapes)) == []
+    assert "model.layers.2.block_sparse_moe.experts.3.w2.weight" in shapes

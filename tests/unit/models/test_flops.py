@@ -8,9 +8,16 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.tiny_models import CLASSES_OF
 from tests.tiny_vision import KINDS, config_of
 from yatt.models.families import FAMILIES
-from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_flops
+from yatt.models.flops import (
+    BACKWARD,
+    attention_flops,
+    forward_flops,
+    picture_flops,
+    training_flops,
+)
 from yatt.models.model import model_of
 
 LENGTH, ROWS = 24, 9
@@ -35,8 +42,14 @@ SIGMOID = {
 }
 OF_FAMILY = {
     "llama": {},
-    "mistral": {"sliding_window": None},
-    "qwen2": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 10},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2": {
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 1,
+    },
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {**EXPERTS, "head_dim": 32, "num_local_experts": 6},
     "qwen2_moe": {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 40},
@@ -51,13 +64,14 @@ OF_FAMILY = {
         "v_head_dim": 12,
     },
 }
+OF_FAMILY["kimi_k2"] = OF_FAMILY["deepseek_v3"]
 
 
 def counted(kind: str, length: int, *, is_trained: bool) -> tuple[object, int]:
     """The config, and torch's count with logits at the last `ROWS` positions."""
-    config = transformers.AutoConfig.for_model(kind, **{**TINY, **OF_FAMILY[kind]})
+    config = transformers.AutoConfig.for_model(CLASSES_OF.get(kind, kind), **{**TINY, **OF_FAMILY[kind]})
     settings = {"attn_implementation": "eager"}
-    if "moe" in kind or kind == "deepseek_v3":
+    if "moe" in kind or kind in ("mixtral", "deepseek_v3", "kimi_k2"):
         settings["experts_implementation"] = "eager"  # else experts are not separate products
     model = transformers.AutoModelForCausalLM.from_config(config, **settings)
     ids = torch.arange(length)[None] % config.vocab_size
@@ -71,7 +85,12 @@ def counted(kind: str, length: int, *, is_trained: bool) -> tuple[object, int]:
 def masked(config, length: int) -> int:
     """Operations on pairs that the mask hides, which an eager attention computes nevertheless."""
     shape = model_of(config).shape
-    return forward_flops(shape).pair * math.comb(length, 2)
+    hidden = 0
+    for layer in shape.layers:
+        _, of_pair = attention_flops(layer.attention, shape.hidden_size)
+        seen = [min(place, layer.attention.window or place) for place in range(1, length + 1)]
+        hidden += of_pair * (length**2 - sum(seen))
+    return hidden
 
 
 @pytest.mark.parametrize("kind", [kind for kind, family in FAMILIES.items() if family.tower is None])

@@ -1,13 +1,16 @@
-"""DeepSeek-V3, GLM-4.5: config.json is read as transformers reads it, and the table names what is saved."""
+"""DeepSeek-V3, Kimi-K2, GLM-4.5: config.json is read as by transformers, the table has all that is saved."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from tests.tiny_models import saved_shapes
+from yatt.engine.transformers import config_of_classes
 from yatt.errors import ConfigError
 from yatt.models.model import model_of, read_model
 from yatt.models.shape import DenseFeedForward, Experts, LatentAttention
@@ -130,10 +133,52 @@ def test_a_table_without_the_routers_bias_or_shared_experts_is_refused(tmp_path:
         ("glm4_moe", {"routed_scaling_factor": 0}, "routed_scaling_factor=0; it needs a number above 0"),
         ("deepseek_v3", {"rope_theta": 0}, "rope_theta=0; it needs a number above 0"),
         ("deepseek_v3", {"rope_scaling": {**YARN, "factor": 0.5}}, "with factor of 1 or more"),
-        ("deepseek_v3", {"rope_scaling": {**YARN, "beta_slow": 40}}, "beta_fast above beta_slow"),
+        ("deepseek_v3", {"rope_scaling": {**YARN, "beta_slow": 40}}, "beta_fast of beta_slow or more"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused(tmp_path: Path, kind: str, values: dict, says: str) -> None:
     sizes = DEEPSEEK if kind == "deepseek_v3" else GLM
     with pytest.raises(ConfigError, match=says):
         read_model(written(tmp_path, **{"model_type": kind, **sizes, **values}))
+
+
+KIMI_K2 = {
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "bos_token_id": 163584,
+    "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu",
+    "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 131072, "model_type": "kimi_k2", "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+    "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "rope_scaling": {
+        "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True,
+    "v_head_dim": 128, "vocab_size": 163840,
+}  # fmt: skip
+"""The config.json of https://huggingface.co/moonshotai/Kimi-K2-Instruct."""
+
+
+def test_kimi_k2_as_released_has_the_elements_of_transformers(tmp_path: Path) -> None:
+    model = read_model(written(tmp_path, **KIMI_K2))
+    config = config_of_classes(str(tmp_path))
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    ours = sum(math.prod(row.full_shape) for row in model.rows if not row.is_fixed)
+    assert ours == theirs.num_parameters() and round(ours / 1e9) == 1026
+    yarn, rope = model.shape.yarn, config.rope_parameters
+    assert yarn is not None and (yarn.beta_fast, yarn.beta_slow, yarn.factor) == (1.0, 1.0, 32.0)
+    assert all(rope[key] == value for key, value in KIMI_K2["rope_scaling"].items() if key != "type")
+    assert (rope["rope_type"], rope["rope_theta"]) == ("yarn", model.shape.rope_theta)
+
+
+def test_kimi_k2_with_weights_of_four_bits_is_refused(tmp_path: Path) -> None:
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    with pytest.raises(ConfigError, match="quantization_config"):
+        read_model(written(tmp_path, **KIMI_K2 | {"quantization_config": packed}))

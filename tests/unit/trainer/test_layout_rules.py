@@ -106,6 +106,15 @@ def test_layers_that_differ_are_refused_by_name():
         check_layout(replace(SHAPE, layers=(*SHAPE.layers[:-1], other)), layout(), 1)
 
 
+def test_layers_may_have_one_window_but_not_two():
+    narrow, narrower = (
+        replace(LAYER, attention=replace(LAYER.attention, window=window)) for window in (8, 4)
+    )
+    check_layout(replace(SHAPE, layers=(LAYER, narrow) * 3), layout(), 1)
+    with pytest.raises(ConfigError, match="experts or the one window"):
+        check_layout(replace(SHAPE, layers=(LAYER, narrow, narrower) * 2), layout(), 1)
+
+
 @pytest.mark.parametrize("num_stages", range(1, 9))
 @pytest.mark.parametrize("num_layers", range(1, 40))
 def test_stages_have_all_layers_and_the_ends_not_more_than_needed(num_layers, num_stages):

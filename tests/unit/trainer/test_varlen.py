@@ -30,20 +30,26 @@ def chunks_of(rank, cp_size):
     return torch.cat(held)
 
 
-def one_by_one(query, key, value):
-    """Causal attention of each sequence of the whole stream."""
+def one_by_one(query, key, value, window):
+    """Causal attention of each sequence of the whole stream, to the last `window` positions if not 0."""
     split = zip(*(x.split(LENGTHS) for x in (query, key, value)), strict=True)
     found = []
     for each in split:
         heads = (x.transpose(0, 1)[None] for x in each)
-        attended = F.scaled_dot_product_attention(*heads, is_causal=True, scale=0.3, enable_gqa=True)
+        length = len(each[0])
+        sees = [[0 <= row - at < (window or length) for at in range(length)] for row in range(length)]
+        attended = F.scaled_dot_product_attention(
+            *heads, attn_mask=torch.tensor(sees), scale=0.3, enable_gqa=True
+        )
         found.append(attended[0].transpose(0, 1))
     return torch.cat(found)
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 4])
-@pytest.mark.parametrize("value_size", [8, 4])
-def test_ranks_together_have_the_attention_and_the_gradients_of_the_whole_stream(kernel, cp_size, value_size):
+@pytest.mark.parametrize(("value_size", "window"), [(8, 0), (4, 0), (8, 5), (8, 1)])
+def test_ranks_together_have_the_attention_and_the_gradients_of_the_whole_stream(
+    kernel, cp_size, value_size, window
+):
     generator = torch.Generator().manual_seed(0)
     total = sum(LENGTHS)
     query, key, value = (
@@ -59,9 +65,9 @@ def test_ranks_together_have_the_attention_and_the_gradients_of_the_whole_stream
         keys, values = key[in_order], value[in_order]
         if bounds.source_K is not None:
             keys, values = keys[bounds.source_K], values[bounds.source_K]
-        parts.append(varlen.varlen_attention(query[mine], keys, values, bounds, 0.3))
+        parts.append(varlen.varlen_attention(query[mine], keys, values, bounds, 0.3, window))
     got = torch.empty_like(torch.cat(parts)).index_copy(0, in_order, torch.cat(parts))
-    expected = one_by_one(query, key, value)
+    expected = one_by_one(query, key, value, window)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     weights = torch.randn(expected.shape, generator=generator)
     gradients = [torch.autograd.grad(each, [query, key, value], weights) for each in (got, expected)]
@@ -85,6 +91,16 @@ def upper_left(query, key, value, queries, keys, *rest, **kwargs):
     return varlen_attn(query, key[kept], value[kept], queries, queries, rest[0], rest[0], **kwargs)
 
 
+def without_window(*args, window_size, **kwargs):
+    return varlen_attn(*args, window_size=(-1, 0), **kwargs)
+
+
+def window_too_long(*args, window_size, **kwargs):
+    """As if the window did not count the token itself."""
+    last = window_size[0]
+    return varlen_attn(*args, window_size=(last + (last >= 0), 0), **kwargs)
+
+
 def narrow_only(query, *args, **kwargs):
     """As a device that has no kernel for wide heads."""
     return (varlen_attn if query.shape[-1] <= 64 else fails)(query, *args, **kwargs)
@@ -99,6 +115,14 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(kind, kernel):
     function, is_right = KERNELS[kind]
     kernel.setattr(varlen, "varlen_attn", function)
     assert varlen.varlen_is_right(CPU, 128) is is_right
+    assert varlen.varlen_is_right(CPU, 128, varlen.SMALL_WINDOW) is is_right
+
+
+@pytest.mark.parametrize("function", [without_window, window_too_long])
+def test_a_kernel_with_a_wrong_window_is_used_without_windows_only(function, kernel):
+    kernel.setattr(varlen, "varlen_attn", function)
+    assert varlen.varlen_is_right(CPU, 64)
+    assert not varlen.varlen_is_right(CPU, 64, varlen.SMALL_WINDOW)
 
 
 def of_torch_2_11(

@@ -47,12 +47,12 @@ def test_every_tensor_of_the_model_goes_in_and_comes_out_bit_for_bit(kind, size)
     [
         (
             transformers.GPT2Config(),
-            "architecture 'gpt2' is not supported; use one of llama, mistral, qwen2, qwen3",
+            "architecture 'gpt2' is not supported; use one of llama, mistral, mixtral, qwen2, qwen3",
         ),
         (transformers.LlamaConfig(**SIZES, attention_bias=True), "attention_bias=True"),
         (transformers.LlamaConfig(**SIZES, mlp_bias=True), "mlp_bias=True"),
         (transformers.LlamaConfig(**SIZES, hidden_act="gelu"), "hidden_act='gelu'"),
-        (transformers.Qwen2Config(**SIZES, use_sliding_window=True), "use_sliding_window=True"),
+        (transformers.LlamaConfig(**SIZES, sliding_window=7), "sliding_window=7"),
         (
             transformers.LlamaConfig(
                 **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}

@@ -48,6 +48,28 @@ def has_turned_experts(folder: str) -> bool:
     return any(turned.get(name) == place.shape for name, place in places)
 
 
+def has_some_windows(folder: str, own: Family | None = None) -> bool:
+    """Whether some layers of a model have a window and others have none, and vLLM would give all of them the
+    same, without a word.
+
+    Args:
+        own: a family of the user, for its model type.
+
+    Raises:
+        ConfigError: config.json is damaged.
+        OSError: a transient error.
+    """
+    values = read_config(folder)
+    known = FAMILIES | ({own.model_type: own} if own else {})
+    family = known.get(str(values.get("model_type")))
+    if family is None or family.has_layer_windows:
+        return False
+    try:
+        return len(set(model_of(values, own).shape.windows)) > 1
+    except ConfigError:
+        return False  # it cannot be trained; an engine may run it
+
+
 def own_family(section: ModelSection) -> Family | None:
     """The family in the user's file; None if the run names no file.
 

@@ -163,7 +163,7 @@ def plan_in_words(config: RunConfig, models: dict[str, Model], found: MemoryPlan
     for engine in found.engines:
         lines.append(
             f"{engine.role}: {engine.num_sequences} sequences of {engine.longest} tokens fit into the KV "
-            f"cache at once ({engine.kv_token_bytes / 1024:.0f} KiB per token)"
+            f"cache at once ({engine.kv.of_tokens(engine.longest) / engine.longest / 1024:.0f} KiB per token)"
         )
     missing = [g.name for g in config.engine_genrms if genrm_role(g.name) not in models]
     lines += [f"genrm:{name}: not counted, its config.json cannot be read here" for name in missing]

@@ -114,16 +114,22 @@ def _latent(attention: LatentAttention, hidden: int, share: TokenShare) -> int:
 
 
 def _has_scores(attention: Attention, share: TokenShare) -> bool:
-    """Whether torch computes all scores: under context parallelism on GPUs without the kernel for streams,
-    and on CPU where keys and values have different widths."""
+    """Whether torch computes all scores: under context parallelism or with a window on GPUs without the
+    kernel for streams, and on CPU where keys and values have different widths."""
     if isinstance(attention, LatentAttention) and share.kernels == "cpu":
         return attention.head_dim != attention.value_dim
-    return share.layout.cp > 1 and share.kernels == "torch" and not _has_varlen(attention, share)
+    has_mask = share.layout.cp > 1 or _is_narrow(attention, share)
+    return has_mask and share.kernels == "torch" and not _has_varlen(attention, share)
+
+
+def _is_narrow(attention: Attention, share: TokenShare) -> bool:
+    """Whether the window is shorter than the sequence: attention then needs a mask or the kernel."""
+    return 0 < attention.window < share.longest
 
 
 def _has_varlen(attention: Attention, share: TokenShare) -> bool:
     """Whether one kernel of CUDA computes a stream, with the torch spec (`yatt.trainer.attention.varlen`)."""
-    is_stream = share.is_packed or share.layout.cp > 1
+    is_stream = share.is_packed or share.layout.cp > 1 or _is_narrow(attention, share)
     suits = attention.head_dim <= MOST_HEAD_SIZE and attention.head_dim % 8 == 0
     return is_stream and suits and share.kernels == "torch" and share.item_bytes < FLOAT
 
@@ -141,6 +147,8 @@ def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int
     if cp > 1 and share.kernels != "te":
         has_varlen = _has_varlen(attention, share)
         per_token += 2 * item * k * cp if has_varlen else _gathered(q, k, heads, share, attention)
+    elif _is_narrow(attention, share) and share.kernels != "te" and not _has_varlen(attention, share):
+        per_token += _masked(heads, share)
     return share.num_held * norm_bytes(hidden, share) + share.num_tokens * per_token
 
 
@@ -156,9 +164,14 @@ def _gathered(q: int, k: int, heads: int, share: TokenShare, attention: GroupedA
     is_view_kept = not attention.has_qk_norm
     whole = share.item_bytes * (2 * k * share.layout.cp - k)  # in place of this rank's rotated K
     if share.kernels == "torch":
-        return whole + share.longest + heads * share.longest * FLOAT
+        return whole + _masked(heads, share)
     freed = 0 if is_view_kept or share.item_bytes == FLOAT else share.item_bytes * (q + 2 * k)
-    return whole + share.longest * share.item_bytes - freed
+    return whole + _masked(heads, share) - freed
+
+
+def _masked(heads: int, share: TokenShare) -> int:
+    """Per token: a mask, and with torch's kernels the scores; on CPU a mask in the type of the scores."""
+    return share.longest * (1 + heads * FLOAT if share.kernels == "torch" else share.item_bytes)
 
 
 def _feed_forward(part: FeedForward, hidden: int, share: TokenShare) -> int:

@@ -19,6 +19,25 @@ SLEEPING_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceBytes:
+    """Bytes of a sequence's keys and values on one GPU of an engine.
+
+    Args:
+        token: of one token in all layers that keep every token.
+        narrow_token: of one token in all layers with a window, which keep its last positions.
+        window: positions of it; 0: there is none.
+    """
+
+    token: int
+    narrow_token: int = 0
+    window: int = 0
+
+    def of_tokens(self, num_tokens: float) -> float:
+        """Bytes of so many tokens."""
+        return self.token * num_tokens + self.narrow_token * min(num_tokens, self.window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """Bytes of one GPU of an engine.
 
@@ -26,7 +45,7 @@ class EngineMemory:
         role: `rollout` or `genrm:NAME`.
         key: section of the run file, for messages.
         sleeping: workers of other roles that sleep on the same GPU.
-        kv_token_bytes: of one token on this GPU.
+        kv: of sequences, on this GPU.
         longest: tokens of the longest sequence.
         limit: bytes that the engine may use in all.
     """
@@ -38,7 +57,7 @@ class EngineMemory:
     kv_cache: int
     other: int
     sleeping: int
-    kv_token_bytes: int
+    kv: SequenceBytes
     longest: int
     limit: int
 
@@ -50,7 +69,7 @@ class EngineMemory:
     @property
     def num_sequences(self) -> int:
         """Sequences of the maximum length that fit into the KV cache at the same time."""
-        return self.kv_cache // (self.kv_token_bytes * self.longest)
+        return int(self.kv_cache // self.kv.of_tokens(self.longest))
 
 
 def engine_memory(
@@ -76,14 +95,20 @@ def weights_numel(model: Model, num_gpus: int) -> int:
     return sum(parameter_kind(row).numel(layout) for row in model.rows)
 
 
-def kv_token_bytes(shape: Shape, num_gpus: int, item_bytes: int) -> int:
-    """Bytes of one token's keys and values in all layers on one GPU; a GPU has one head at least. Of latent
-    attention, each GPU has the vector from which they are made, and the key's positions."""
+def sequence_bytes(shape: Shape, num_gpus: int, item_bytes: int) -> SequenceBytes:
+    """Bytes of keys and values on one GPU; a GPU has one head at least. Of latent attention, each GPU has the
+    vector from which they are made, and the key's positions."""
     attention = shape.attention
     if isinstance(attention, LatentAttention):
-        return (attention.kv_rank + attention.rope_dim) * item_bytes * shape.num_layers
-    heads = max(attention.num_kv_heads // num_gpus, 1)
-    return 2 * heads * attention.head_dim * item_bytes * shape.num_layers
+        of_layer = (attention.kv_rank + attention.rope_dim) * item_bytes
+    else:
+        of_layer = 2 * max(attention.num_kv_heads // num_gpus, 1) * attention.head_dim * item_bytes
+    num_narrow = sum(window > 0 for window in shape.windows)
+    return SequenceBytes(
+        token=of_layer * (shape.num_layers - num_narrow),
+        narrow_token=of_layer * num_narrow,
+        window=max(shape.windows),
+    )
 
 
 def _engine(
@@ -106,7 +131,7 @@ def _engine(
         kv_cache=kv_cache,
         other=ENGINE_BYTES,
         sleeping=num_sleeping * SLEEPING_BYTES,
-        kv_token_bytes=kv_token_bytes(model.shape, section.tp_size, item),
+        kv=sequence_bytes(model.shape, section.tp_size, item),
         longest=longest,
         limit=gpu_bytes if section.kv_cache_bytes else budget,
     )

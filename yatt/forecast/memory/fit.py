@@ -218,7 +218,7 @@ def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
 
 def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:
     if engine.num_sequences < 1:
-        needed = engine.weights + engine.other + engine.longest * engine.kv_token_bytes
+        needed = engine.weights + engine.other + int(engine.kv.of_tokens(engine.longest))
         yield (
             f"{engine.key}.tp_size",
             f"{engine.num_gpus}: weights, and a KV cache for one sequence of {engine.longest} tokens, need "

@@ -119,7 +119,7 @@ def _bubble(config: RunConfig, tokens: float) -> float:
 def engine_speed(engine: EngineMemory, model: Model, tokens: float, rates: HardwareRates) -> EngineSpeed:
     """The speed of one engine whose sequences have this mean length while they run."""
     bandwidth = rates.memory_bytes_per_s * rates.memory_share
-    read_s = tokens * engine.kv_token_bytes / bandwidth
+    read_s = engine.kv.of_tokens(tokens) / bandwidth
     flops = forward_flops(model.shape)
     compute_s = (flops.token + flops.row) / (engine.num_gpus * rates.peak_flops * rates.utilization)
     return EngineSpeed(engine.weights / bandwidth, max(read_s, compute_s))
@@ -177,7 +177,7 @@ def _decode_s(
     samples, tokens, context = work
     engines = num_engines(config, engine.role)
     each = samples / engines
-    room = engine.kv_cache / (engine.kv_token_bytes * context)
+    room = engine.kv_cache / engine.kv.of_tokens(context)
     running = max(min(each, room, max_num_seqs(config, engine.role)), 1.0)
     return max(each * tokens / running, tokens) * speed.token_s(running)
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from yatt.adapters.inputs.model_family import has_turned_experts
+from yatt.adapters.inputs.model_family import has_some_windows, has_turned_experts
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import ConfigError
 from yatt.launch.checks.model_check import check_model, checked_tensors
+from yatt.models.families import Family
 from yatt.models.model import read_config
 from yatt.plain_files import read_plain
 
@@ -69,6 +70,23 @@ def refuse_turned_experts(folder: str, key: str) -> None:
         )
 
 
+def refuse_some_windows(folder: str, section: str, engine: str, own: Family | None = None) -> None:
+    """Refuses a model whose windows vLLM would leave out, or give to all layers.
+
+    Args:
+        section: of the config, with the key `engine`.
+        own: a family of the user.
+
+    Raises:
+        ConfigError: some layers have a window, and the engine may be vLLM.
+    """
+    if engine in ("auto", "vllm") and has_some_windows(folder, own):
+        raise ConfigError(
+            f"{section}.engine: {folder} has windows in some layers (config.json: sliding_window), and vLLM "
+            "has the same in all layers of this model type; write transformers."
+        )
+
+
 def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None:
     """Checks the folder of a model that an engine samples.
 
@@ -84,6 +102,7 @@ def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None
     values = check_model(folder, place, has_weights=engine != "scripted")
     if engine == "scripted":
         return  # has no weights
+    refuse_some_windows(folder, "rollout" if is_policy else key, engine)
     text = values.get("text_config", values)
     sizes = text if isinstance(text, dict) else values
     places, faults = checked_tensors(folder, place)

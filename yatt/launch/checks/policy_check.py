@@ -11,6 +11,7 @@ from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.errors import ConfigError
 from yatt.forecast.memory.advice import check_possible
+from yatt.launch.checks.judge_check import refuse_some_windows
 from yatt.launch.checks.model_check import checked_tensors
 from yatt.launch.checks.planned_memory import check_planned_memory
 from yatt.models.families import FAMILIES, Family
@@ -53,7 +54,7 @@ def check_architecture(folder: str, own: Family | None = None) -> None:
     architectures = read_config(folder).get("architectures") or ["none named"]
     named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
     families = [*FAMILIES.values(), *([own] if own else [])]
-    known = [family.architecture for family in families]
+    known = [*dict.fromkeys(family.architecture for family in families)]
     if not set(named) & set(known):
         raise ConfigError(
             f"model.path: {folder}: architecture "
@@ -83,6 +84,7 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
+    refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
     if config.vision.train != "none" and shape.vision is None:
         raise ConfigError(
             f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."

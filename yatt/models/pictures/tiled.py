@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.dense import config_size, flag_of
+from yatt.models.config_types import config_size, flag_of
 from yatt.models.pictures.tower import TowerKind, TowerRows
 from yatt.models.rows import WeightRow
 from yatt.models.shape import Shape, TiledVision, Vision

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.dense import config_size
+from yatt.models.config_types import config_size
 from yatt.models.rows import VISION, Part, WeightRow
 from yatt.models.shape import RopeAxes, Shape, Vision
 

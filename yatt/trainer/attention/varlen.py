@@ -28,6 +28,8 @@ CAPABILITY = (8, 0)
 """The first GPUs that have it: Ampere."""
 
 MOST_HEAD_SIZE = 256
+SMALL_WINDOW = 6
+"""Shorter than the sequences with which a kernel is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,15 @@ def varlen_bounds(lengths: Sequence[int], cp_size: int, cp_rank: int, device: to
     )
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float) -> Tensor:
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float, window: int = 0
+) -> Tensor:
     """Causal attention within each sequence, with gradients.
 
     Args:
         query: [S, H, D]; a sequence's queries are those of its last keys.
         key, value: [K, H', D] and [K, H', D'], as `bounds` has them; H' divides H, D' is at most D.
+        window: positions that a token attends to, itself included; 0: all. The kernel counts those before.
 
     Returns:
         [S, H, D'].
@@ -88,8 +93,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBo
     if narrow < query.size(-1):  # latent attention; the kernel has one size for all three
         value = F.pad(value, (0, query.size(-1) - narrow))
     attended: Tensor = varlen_attn(
-        query, key, value, bounds.queries, bounds.keys, *bounds.longest, scale=scale, window_size=(-1, 0),
-        enable_gqa=query.size(1) != key.size(1),
+        query, key, value, bounds.queries, bounds.keys, *bounds.longest, scale=scale,
+        window_size=(window - 1, 0), enable_gqa=query.size(1) != key.size(1),
     )  # fmt: skip
     return attended[..., :narrow]
 
@@ -115,25 +120,31 @@ def _has_grouped_switch(kernel: Callable[..., Any]) -> bool:
     return "enable_gqa" in inspect.signature(kernel).parameters
 
 
-def suits_varlen(query: Tensor, value: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+def suits_varlen(
+    query: Tensor, value: Tensor, group: dist.ProcessGroup | None = None, *, window: int = 0
+) -> bool:
     """Whether the kernel takes these, and is right on this device.
 
     Args:
         group: ranks that gather keys together, and all ask the same; all of them or none use the kernel.
+        window: as for `varlen_attention`.
     """
     if query.device.type not in DEVICES or query.dtype not in DTYPES or not query.numel():
         return False
     if value.size(-1) > query.size(-1) or query.size(-1) > MOST_HEAD_SIZE or query.size(-1) % 8:
         return False
     is_alone = group is None or group.size() == 1
-    return _is_right_on_all(query.device, query.size(-1), None if is_alone else group)
+    has_window = window > 0
+    return _is_right_on_all(query.device, query.size(-1), has_window, None if is_alone else group)
 
 
 @functools.cache
-def _is_right_on_all(device: torch.device, head_size: int, group: dist.ProcessGroup | None) -> bool:
+def _is_right_on_all(
+    device: torch.device, head_size: int, has_window: bool, group: dist.ProcessGroup | None
+) -> bool:
     """Asked once: a kernel that fails must not end a run."""
     has_it = device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY
-    is_right = has_it and varlen_is_right(device, head_size)
+    is_right = has_it and varlen_is_right(device, head_size, SMALL_WINDOW if has_window else 0)
     if group is None:
         return is_right
     on_all = torch.tensor(int(is_right), device=device)
@@ -141,7 +152,7 @@ def _is_right_on_all(device: torch.device, head_size: int, group: dist.ProcessGr
     return bool(on_all.item())
 
 
-def varlen_is_right(device: torch.device, head_size: int) -> bool:
+def varlen_is_right(device: torch.device, head_size: int, window: int = 0) -> bool:
     """Whether a small stream, with fewer heads of keys and more keys than queries, has the attention and the
     gradients of SDPA with a mask. There is a kernel for each head size."""
     generator = torch.Generator().manual_seed(0)
@@ -157,7 +168,7 @@ def varlen_is_right(device: torch.device, head_size: int) -> bool:
     try:
         with torch.enable_grad():
             ours, theirs = (
-                attention(query, key, value, bounds, head_size**-0.5)
+                attention(query, key, value, bounds, head_size**-0.5, window)
                 for attention in (varlen_attention, masked_attention)
             )
         got, expected = (
@@ -170,7 +181,9 @@ def varlen_is_right(device: torch.device, head_size: int) -> bool:
     return True
 
 
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float) -> Tensor:
+def masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBounds, scale: float, window: int = 0
+) -> Tensor:
     """The same as `varlen_attention`, sequence by sequence with masks: what the kernel is compared with."""
     of_queries, of_keys = (bound.diff().tolist() for bound in (bounds.queries, bounds.keys))
     pairs = ((query, of_queries), (key, of_keys), (value, of_keys))
@@ -179,6 +192,7 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, bounds: VarlenBo
     for queries, keys, values in split:
         rest = len(keys) - len(queries)
         is_seen = torch.ones(len(queries), len(keys), dtype=torch.bool, device=query.device).tril(rest)
+        is_seen = is_seen.triu(rest - window + 1) if window else is_seen
         q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=scale, enable_gqa=True)
         found.append(attended[0].transpose(0, 1))

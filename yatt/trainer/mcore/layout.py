@@ -34,7 +34,7 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
     if not shape.layers or not shape.is_regular:
         raise ConfigError(
             "model.family: the model has no layers, or they differ in more than in whether they have "
-            "experts; the trainer cannot build it."
+            "experts or the one window; the trainer cannot build it."
         )
     faults = [
         *_parallel_faults(shape, layout), *_size_faults(layout, world_size), *recompute_faults(shape, layout),

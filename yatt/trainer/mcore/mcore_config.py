@@ -89,8 +89,11 @@ def _attention_settings(shape: Shape) -> dict[str, Any]:
         common["mrope_section"] = list(shape.picture_axes.sections)
     if isinstance(attention, GroupedAttention):
         return {
-            **common, "add_qkv_bias": attention.has_qkv_bias, "qk_layernorm": attention.has_qk_norm,
-        }  # fmt: skip
+            **common,
+            **_window_settings(shape.windows),
+            "add_qkv_bias": attention.has_qkv_bias,
+            "qk_layernorm": attention.has_qk_norm,
+        }
     return {
         **common,
         "qk_layernorm": True,
@@ -102,6 +105,14 @@ def _attention_settings(shape: Shape) -> dict[str, Any]:
         "rotary_base": shape.rope_theta,
         **_yarn_settings(shape),
     }
+
+
+def _window_settings(windows: tuple[int, ...]) -> dict[str, Any]:
+    """megatron-core counts the positions before a token only, and lists layers of the whole model."""
+    if not any(windows):
+        return {}
+    has_window = [int(window > 0) for window in windows]
+    return {"window_size": (max(windows) - 1, 0), "window_attn_skip_freq": has_window}
 
 
 def _yarn_settings(shape: Shape) -> dict[str, Any]:

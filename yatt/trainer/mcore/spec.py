@@ -32,10 +32,11 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from yatt.trainer.attention.batches import PackedSequences
-from yatt.trainer.attention.varlen import VarlenBounds, suits_varlen, varlen_attention
+from yatt.trainer.attention.varlen import VarlenBounds, suits_varlen, varlen_attention, varlen_bounds
 from yatt.trainer.mcore.grouped_experts import GroupedExperts
 
 
@@ -73,6 +74,7 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
     def __init__(
         self,
         config: TransformerConfig,
+        layer_number: int,
         *_: Any,
         softmax_scale: float | None = None,
         pg_collection: Any = None,
@@ -80,6 +82,8 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        is_narrow = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window = config.window_size[0] + 1 if is_narrow else 0
         self.cp_group = getattr(pg_collection, "cp", None) or get_context_parallel_group()
 
     def forward(
@@ -100,8 +104,8 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
             [S, B, H * D], or packed [S, H * D].
         """
         if packed_seq_params is None:
-            return self._attend(query, key, value)
-        if suits_varlen(query, value, self.cp_group):
+            return self._attend_alike(query, key, value)
+        if suits_varlen(query, value, self.cp_group, window=self.window):
             return self._in_one(query, key, value, packed_seq_params.varlen)
         runs = packed_seq_params.runs
         sizes = [length * count for length, count in runs]
@@ -113,7 +117,17 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         """Maps a packed stream [S, H, D] to [S, H * D]."""
         if bounds.source_K is not None:
             key, value = (self._gathered(x).index_select(0, bounds.source_K) for x in (key, value))
-        return varlen_attention(query, key, value, bounds, self.scale).flatten(1)
+        return varlen_attention(query, key, value, bounds, self.scale, self.window).flatten(1)
+
+    def _attend_alike(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Maps [S, B, H, D] to [S, B, H * D], as one stream where that takes no mask of S x S."""
+        length, count = query.shape[:2]
+        is_whole = self.cp_group.size() > 1 or not 0 < self.window < length
+        if is_whole or not suits_varlen(query, value, window=self.window):
+            return self._attend(query, key, value)
+        bounds = varlen_bounds([length] * count, 1, 0, query.device)
+        query, key, value = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+        return self._in_one(query, key, value, bounds).view(count, length, -1).transpose(0, 1)
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Every context-parallel rank's part, in the order of the ranks."""
@@ -131,7 +145,9 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         """Maps [S, B, H, D] to [S, B, H * D]. Context parallel: rank r of n has chunks r and 2n-1-r of 2n."""
         size, rank = self.cp_group.size(), self.cp_group.rank()
         if size == 1:
-            return self._sdpa(query, key, value, None)
+            rows = torch.arange(query.size(0), device=query.device)
+            mask = self._is_seen(rows, rows) if 0 < self.window < len(rows) else None
+            return self._sdpa(query, key, value, mask)
         half = query.size(0) // 2
         held = [chunk for r in range(size) for chunk in (r, 2 * size - 1 - r)]
         in_order = [held.index(chunk) for chunk in range(2 * size)]
@@ -143,7 +159,14 @@ class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
         offsets = torch.arange(half, device=query.device)
         rows = torch.cat([offsets + rank * half, offsets + (2 * size - 1 - rank) * half])
         columns = torch.arange(2 * size * half, device=query.device)
-        return self._sdpa(query, whole(key), whole(value), rows[:, None] >= columns[None, :])
+        return self._sdpa(query, whole(key), whole(value), self._is_seen(rows, columns))
+
+    def _is_seen(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Whether the token at each row's position attends to that at each column's: bool [rows, columns]."""
+        is_before = rows[:, None] >= columns[None, :]
+        if self.window:  # not by a difference, which would be a table of 8 bytes per pair
+            is_before &= rows[:, None] < (columns + self.window)[None, :]
+        return is_before
 
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
