@@ -15,6 +15,7 @@ from yatt.config.sections.algorithm import (
     RejectionSection as RejectionSection,
 )
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
+from yatt.config.sections.judges import VerdictSection as VerdictSection
 from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
 from yatt.config.sections.operation import (
     CheckpointSection as CheckpointSection,
@@ -42,11 +43,7 @@ from yatt.config.sections.ranges import (
     range_above,
     range_between,
 )
-from yatt.config.sections.scoring import (
-    GenRMSection as GenRMSection,
-    RewardSection as RewardSection,
-    VerdictSection as VerdictSection,
-)
+from yatt.config.sections.scoring import GenRMSection as GenRMSection, RewardSection as RewardSection
 from yatt.config.sections.training import (
     OptimizerSection as OptimizerSection,
     TrainerSection as TrainerSection,

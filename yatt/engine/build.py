@@ -18,14 +18,11 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
         raise ConfigError(f"an engine of {options.num_ranks} GPUs on several nodes needs vllm; install it.")
     if options.expert_parallel and kind != "vllm":
         raise ConfigError(f"expert_parallel needs vllm, not {kind}; install it, or remove expert_parallel.")
-    if options.arguments and kind != "vllm":
-        raise ConfigError(f"engine_args needs vllm, not {kind}; install it, or remove engine_args.")
-    if SPECULATION in options.arguments and options.device == "cpu":
-        raise ConfigError(f"engine_args.{SPECULATION}: {SPECULATION_ON_CPU}")
-    if options.label >= 0 and kind != "scripted":
-        from yatt.engine.scalar import ScalarTransformersEngine, ScalarVllmEngine
+    _refuse_arguments(kind, options)
+    if (options.label >= 0 or options.is_teacher) and kind != "scripted":
+        from yatt.engine.scoring import SCORING_ENGINES
 
-        return ScalarVllmEngine(options) if kind == "vllm" else ScalarTransformersEngine(options)
+        return SCORING_ENGINES[kind, options.is_teacher](options)
     if kind == "vllm":
         from yatt.engine.vllm import VllmEngine
 
@@ -37,6 +34,13 @@ def build_engine(kind: EngineKind, options: EngineOptions) -> Engine:
     from yatt.engine.scripted import ScriptedEngine
 
     return ScriptedEngine(options)
+
+
+def _refuse_arguments(kind: EngineKind, options: EngineOptions) -> None:
+    if options.arguments and kind != "vllm":
+        raise ConfigError(f"engine_args needs vllm, not {kind}; install it, or remove engine_args.")
+    if SPECULATION in options.arguments and options.device == "cpu":
+        raise ConfigError(f"engine_args.{SPECULATION}: {SPECULATION_ON_CPU}")
 
 
 def import_library(kind: EngineKind) -> None:

@@ -135,7 +135,10 @@ class EngineOptions:
     """Folder of prepared pictures on this node."""
 
     label: int = -1
-    """Of a scalar reward model: which number of its head is the score of a text; -1: it writes text."""
+    """Of a scalar reward model: which number of its head is the score of a text; -1: it has none."""
+
+    is_teacher: bool = False
+    """It gives the tokens of completions log-probs, and samples none."""
 
     arguments: Mapping[str, EngineValue] = field(default_factory=dict)
     """Options of the engine's library: `engine_args` of the run file."""
@@ -222,6 +225,7 @@ def genrm_options(
         expert_parallel=genrm.expert_parallel,
         arguments=genrm.engine_args,
         label=genrm.label if genrm.kind == "scalar" else -1,
+        is_teacher=genrm.kind == "teacher",
         deterministic=deterministic,
         takes_pictures=takes_pictures(genrm.model),
         most_pictures=most_pictures,

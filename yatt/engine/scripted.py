@@ -64,6 +64,10 @@ class ScriptedEngine:
             value = scripted_score(prompt_ids, self._options.label)
             self._running[sample.request_id] = _Scripted([], [], "stop", score=value)
             return
+        if self._options.is_teacher:
+            known = scripted_logprobs(self._policy_version, prompt_ids)[sample.scored_from - 1 :]
+            self._running[sample.request_id] = _Scripted([], known, "stop")
+            return
         scripted = _Scripted(token_ids, logprobs, reason)
         self._cut_at_stop_text(scripted, sample.stop)
         self._running[sample.request_id] = scripted
@@ -127,7 +131,7 @@ class ScriptedEngine:
             request_id=request_id,
             score=scripted.score,
             token_ids=m.pack_ids(scripted.token_ids[:said]),
-            logprobs=m.pack_floats(scripted.logprobs[:said]),
+            logprobs=m.pack_floats(scripted.logprobs[:said] if scripted.token_ids else scripted.logprobs),
             finish_reason=reason,
             policy_version=self._policy_version,
         )

@@ -130,7 +130,7 @@ class VllmEngine:
                 continue
             completion = output.outputs[0]
             running.token_ids.extend(completion.token_ids)
-            running.logprobs.extend(_chosen(completion.logprobs, completion.token_ids))
+            running.logprobs.extend(chosen_logprobs(completion.logprobs, completion.token_ids))
             if output.finished:
                 finished.append(self._complete(output.request_id, completion.finish_reason))
         return finished
@@ -185,7 +185,7 @@ class VllmEngine:
             for output in self._llm.step():
                 if output.finished:
                     index = int(output.request_id.removeprefix("probe-"))
-                    scores[index] = _chosen(output.prompt_logprobs[1:], sequences[index][1:])
+                    scores[index] = chosen_logprobs(output.prompt_logprobs[1:], sequences[index][1:])
         return scores
 
     def _probe_prompt(self, ids: list[int]) -> Any:
@@ -391,6 +391,6 @@ def _sampling_parameters(sample: m.SampleRequest, options: EngineOptions, *, max
     )
 
 
-def _chosen(rows: Any, token_ids: Any) -> list[float]:
+def chosen_logprobs(rows: Any, token_ids: Any) -> list[float]:
     """Log-prob of each token from vLLM's table per position."""
     return [float(row[token].logprob) for row, token in zip(rows or (), token_ids, strict=True)]

@@ -64,7 +64,8 @@ class PlacedMedia(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens of one turn. Only tokens that the policy sampled are trained on (`is_sampled`).
 
-    `logprobs` are the sampler's, of each token of a sampled turn. `policy_versions` are spans (version, first
+    `logprobs` are the sampler's, of each token of a sampled turn. `token_rewards` are added to the advantages
+    of these tokens, float32; empty: none. `policy_versions` are spans (version, first
     token, end token) in the turn. `finish_reason` is '' until the policy has ended its turn.
     """
 
@@ -74,6 +75,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     policy_versions: tuple[tuple[int, int, int], ...] = ()
     finish_reason: str = ""
     media: tuple[PlacedMedia, ...] = ()
+    token_rewards: bytes = b""
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +91,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         )
         return msgspec.structs.replace(
             self, token_ids=self.token_ids[: 4 * num_tokens], logprobs=self.logprobs[: 4 * num_tokens],
-            policy_versions=spans,
+            policy_versions=spans, token_rewards=self.token_rewards[: 4 * num_tokens],
         )  # fmt: skip
 
     def longer(self, ids: bytes, logprobs: bytes, policy_version: int) -> "Turn":

@@ -129,7 +129,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
 
     `structure`: what the engine may write, {"choice": [...]} or {"json": schema} as JSON; empty: anything.
     `media`: pictures of the prompt, whose placeholder tokens `prompt_ids` has already. `group`: requests of
-    one group share a prompt, so one engine should serve them.
+    one group share a prompt, so one engine should serve them. `scored_from`: above 0, nothing is sampled: the
+    answer has the log-probs of the prompt's tokens from this index on, at temperature 1.
     """
 
     under_lease: ClassVar[bool] = True
@@ -145,6 +146,7 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     media: tuple[PlacedMedia, ...] = ()
     structure: str = ""
     group: str = ""
+    scored_from: int = 0
     suspicion: int = 0
     """Number of engines that died with this request in them (`yatt.core.requests.dispatch`)."""
 
@@ -275,8 +277,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of token ids and log-probs."""
-        return sum(len(turn.token_ids) + len(turn.logprobs) for turn in self.turns)
+        """Bytes of token ids, log-probs and rewards of tokens."""
+        return sum(len(t.token_ids) + len(t.logprobs) + len(t.token_rewards) for t in self.turns)
 
 
 class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

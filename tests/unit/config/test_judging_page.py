@@ -18,9 +18,10 @@ SAID = [
     "I like [2].\nRanking: [2] > [3] > [1]",
     '{"reason": "x", "score": 7}',
     "",
+    "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 7.0, None, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 7.0, None, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -29,9 +30,10 @@ def test_a_block_is_accepted_and_reads_what_a_judge_says(
 ) -> None:
     (tmp_path / "block.yaml").write_text(BLOCKS[number])
     run = RunFile(tmp_path, {"run": {"deterministic": False}}).write()
-    (genrm,) = load_run_config([run, tmp_path / "block.yaml"], []).genrms
-    if genrm.kind == "scalar":
-        assert genrm.chat and genrm.transform == "standardize"
+    genrm, *others = load_run_config([run, tmp_path / "block.yaml"], []).genrms
+    assert bool(others) == (genrm.kind == "teacher")
+    if genrm.kind != "text":
+        assert MEANS[number] is None
         return
     check_template(genrm.template, "template", genrm.judging, sees=genrm.sees != "none")
     check_verdict(genrm.verdict, "verdict")

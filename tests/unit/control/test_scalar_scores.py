@@ -1,4 +1,5 @@
-"""Scores of scalar reward models: what they are shown, what the number becomes, what a failure costs."""
+"""Scores of scalar reward models and teachers: what they are shown, what the answer becomes, what a failure
+costs."""
 
 import asyncio
 import math
@@ -12,10 +13,13 @@ from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_scoring import HANGS, ROLES, Bench, good
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.control.rollouts.scoring.subject import Judged
+from yatt.core.samples.teaching import rewarded_turns
 from yatt.core.samples.verdict import transformed_values
 from yatt.engine.script import scripted_score
 from yatt.records import message as m
+from yatt.records.episode import Turn
 
 SAMPLE = m.SampleRequest(
     request_id="x", prompt_ids=b"", seed=0, temperature=0.0, top_p=1.0, top_k=-1, max_tokens=1
@@ -24,7 +28,7 @@ SAMPLE = m.SampleRequest(
 
 def bench_of(folder: Path, given: list[Any], **genrm: Any) -> Bench:
     """A bench whose GenRM is scalar."""
-    return Bench(folder, given, good, kind="scalar", **{"verdict": {}, **genrm})
+    return Bench(folder, given, good, **{"kind": "scalar", "verdict": {}, **genrm})
 
 
 def number(score: float, reason: str = "stop", error: str = "") -> m.Completed:
@@ -122,3 +126,53 @@ def test_standardized_scores_need_the_whole_group(tmp_path: Path) -> None:
 def test_a_script_gives_each_text_its_own_number() -> None:
     numbers = [scripted_score(ids, label) for ids in ([1, 2], [2, 1], [1, 2, 3]) for label in (0, 1)]
     assert len(set(numbers)) == 6 and all(-1 <= value < 1 for value in numbers)
+
+
+def bench_with_teacher(folder: Path, given: list[Any], **genrm: Any) -> Bench:
+    """A bench whose sample has a turn of an environment between two of the policy's."""
+    bench = bench_of(folder, given, kind="teacher", template="", **genrm)
+    turns = [
+        Turn(m.pack_ids([5, 6]), is_sampled=True, logprobs=m.pack_floats([-1.0, -2.0]), finish_reason="stop"),
+        Turn(m.pack_ids([7])),
+        Turn(m.pack_ids([8]), is_sampled=True, logprobs=m.pack_floats([-3.0]), finish_reason="stop"),
+    ]
+    bench.sample.turns, bench.subject.group.prompt = turns, m.pack_ids([1, 2])
+    return bench
+
+
+def taught(*logprobs: float) -> m.Completed:
+    return m.Completed(
+        request_id="x", token_ids=b"", logprobs=m.pack_floats(list(logprobs)), finish_reason="stop",
+        policy_version=0,
+    )  # fmt: skip
+
+
+def test_a_teacher_rewards_the_tokens_that_the_policy_sampled(tmp_path: Path) -> None:
+    bench = bench_with_teacher(tmp_path, [taught(-1.5, -1.0, -9.0, -2.0)], coef=0.5)
+    sample = bench.score()
+    assert m.unpack_ids(bench.asked[0].prompt_ids) == [1, 2, 5, 6, 7, 8] and bench.asked[0].scored_from == 2
+    rewards = [list(m.unpack_floats(turn.token_rewards)) for turn in sample.turns]
+    assert rewards == [[-0.25, 0.5], [], [0.5]]
+    assert sample.scores["judge"] == pytest.approx(0.5), "the mean of -0.5, 1 and 1, without the factor"
+    assert bench.scorer.weights["judge"] == 0.0
+    again, mean = rewarded_turns(sample.turns, [-1.0, -2.0, 0.0, -4.0], 2.0)
+    assert [list(m.unpack_floats(turn.token_rewards)) for turn in again] == [[-0.25, 0.5], [], [-1.5]]
+    assert mean == pytest.approx(-1 / 3)
+    shorter = sample.turns[0].shorter(1)
+    assert list(m.unpack_floats(shorter.token_rewards)) == [-0.25]
+
+
+def test_a_teacher_of_other_data_is_not_asked(tmp_path: Path) -> None:
+    bench = bench_with_teacher(tmp_path, [], data_sources=["product", "quotient"])
+    sample = bench.score()
+    assert not bench.asked and sample.unmeasured == {"judge": NOT_APPLICABLE}
+    assert not any(turn.token_rewards for turn in sample.turns)
+    asked = bench_with_teacher(tmp_path / "own", [taught(-1.0, -1.0, -1.0, -1.0)], data_sources=["sum"])
+    assert "judge" in asked.score().scores
+
+
+@pytest.mark.parametrize("given", [taught(-1.0), taught(-1.0, -1.0, math.nan, -1.0)])
+def test_a_teacher_that_leaves_out_a_token_costs_the_group(tmp_path: Path, given: m.Completed) -> None:
+    """Though its score has no weight: without its rewards the sample would be trained on as any other."""
+    sample = bench_with_teacher(tmp_path, [given]).score()
+    assert "gave no log-prob of some tokens" in sample.failed

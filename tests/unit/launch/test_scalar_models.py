@@ -1,15 +1,17 @@
 """Folders of scalar reward models before the start, and keys that only one kind of GenRM has."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.tiny_models import make_tokenizer
 from tests.unit.config.test_load import GOOD, mistakes, write
 from yatt.config.load import load_run_config
 from yatt.config.schema import GenRMSection
 from yatt.errors import ConfigError
-from yatt.launch.checks.judge_check import check_head
+from yatt.launch.checks.judge_check import check_head, check_teacher
 
 SCALAR = "genrms: [{name: j, model: /m, kind: scalar, %s}]\n"
 TEXT = "genrms: [{name: j, model: /m, template: '{completion}', %s}]\n"
@@ -82,3 +84,46 @@ def test_keys_of_texts_are_refused_for_a_number(tmp_path: Path, more: str, says:
 def test_keys_of_numbers_are_refused_for_texts(tmp_path: Path, more: str) -> None:
     name = more.partition(":")[0]
     assert f"{name}: is for kind: scalar; remove it." in mistakes(tmp_path, GOOD + TEXT % more)
+
+
+TEACHER = "genrms: [{name: j, model: /m, kind: teacher, %s}]\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("template: '{prompt}'", "template: has no effect with kind: teacher; remove it."),
+        ("weight: 2.0", "weight: has no effect with kind: teacher"),
+        ("chat: true", "chat: has no effect with kind: teacher"),
+        ("label: 1", "label: is for kind: scalar"),
+        ("api: {url: 'http://j:1/v1'}", "kind: teacher needs an engine of the run"),
+    ],
+)
+def test_a_teacher_has_a_factor_and_data_sources_only(tmp_path: Path, more: str, says: str) -> None:
+    load_run_config([write(tmp_path, GOOD + TEACHER % "coef: 0.5, data_sources: [a, b]")], [])
+    assert says in mistakes(tmp_path, GOOD + TEACHER % more)
+    assert "coef: is for kind: teacher; remove it." in mistakes(tmp_path, GOOD + TEXT % "coef: 0.5")
+
+
+def test_a_teacher_reads_the_policys_tokens(tmp_path: Path) -> None:
+    """Another file with the same tokens is the same tokenizer."""
+    for name in ("policy", "teacher"):
+        make_tokenizer(tmp_path / name)
+    text = (GOOD + TEACHER % "coef: 1.0").replace("/models/qwen3", str(tmp_path / "policy"))
+    config = load_run_config(
+        [write(tmp_path, text.replace("model: /m", f"model: {tmp_path / 'teacher'}"))], []
+    )
+    check_teacher(config, config.genrms[0], "genrms[0]")
+    file = tmp_path / "teacher" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "padding": None}, indent=1))
+    check_teacher(config, config.genrms[0], "genrms[0]")
+    first, *_ = content["model"]["vocab"]
+    content["model"]["vocab"][first] += 1
+    for other in (json.dumps(content), "[]", "{", '{"model": 1}'):
+        file.write_text(other)
+        with pytest.raises(ConfigError, match=r"genrms\[0\]\.model: .* has another tokenizer than"):
+            check_teacher(config, config.genrms[0], "genrms[0]")
+    seeing = replace(config, data=replace(config.data, media_store="/store"))
+    with pytest.raises(ConfigError, match="a teacher is shown no pictures, and prompts have some"):
+        check_teacher(seeing, config.genrms[0], "genrms[0]")

@@ -3,11 +3,10 @@
 The other sections and the complete config are in `yatt.config.schema`.
 """
 
-import json
-import urllib.parse
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from yatt.config.sections.judges import ApiSection as ApiSection, VerdictSection as VerdictSection
 from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import (
     COUNT,
@@ -17,7 +16,6 @@ from yatt.config.sections.ranges import (
     FINITE,
     FREE,
     LINE,
-    MOST_S,
     SECONDS,
     SHARE,
     SIZE_BYTES,
@@ -84,145 +82,20 @@ class RewardSection:
         return self.scope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictSection:
-    """How a GenRM's text is parsed into a score: by pattern, choices or json_schema.
-
-    Pointwise, the verdict is the score. Pairwise, it is the share of the comparison, 0 to 1, that the
-    completion shown first has won. Listwise, it is the numbers of all completions, the best first.
-    """
-
-    pattern: Annotated[str, FREE] = ""
-    """Regular expression; the *last* match counts, and its group 1 is the verdict."""
-
-    choices: tuple[Annotated[str, FILLED], ...] = ()
-    """The engine can only write one of these texts (vLLM's structured output)."""
-
-    json_schema: Annotated[str, FREE] = ""
-    """The engine can only write JSON of this schema, itself written as JSON (vLLM's structured output)."""
-
-    json_key: Annotated[str, LINE] = "score"
-    """Key of the verdict in that JSON."""
-
-    scores: dict[str, Annotated[float, FINITE]] = field(default_factory=dict)
-    """Maps verdicts to scores. Empty: the verdict itself is a plain decimal number."""
-
-    minimum: Annotated[float, FINITE] = -1000.0
-    """A number below this is not a valid verdict."""
-
-    maximum: Annotated[float, FINITE] = 1000.0
-    """A number above this is not a valid verdict."""
-
-    timeout_s: Annotated[float, SECONDS] = 5.0
-    """Time limit of the pattern search in one text."""
-
-    def __post_init__(self) -> None:
-        rule(self.minimum <= self.maximum, f"minimum {self.minimum:g} is above maximum {self.maximum:g}.")
-        kinds = [name for name in ("pattern", "choices", "json_schema") if getattr(self, name)]
-        rule(len(kinds) < 2, f"{' and '.join(kinds)} are alternatives; write one of them.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSection:
-    """A judge behind a URL, with OpenAI's chat completions API. It needs no GPU of the run."""
-
-    url: Annotated[str, LINE] = ""
-    """Base URL, for example https://api.openai.com/v1. `model` is then the name of a model there."""
-
-    key_env: Annotated[str, LINE] = ""
-    """Environment variable that has the API key. Empty: no key is sent."""
-
-    requests_per_minute: Annotated[int, COUNT_OR_NONE] = 0
-    """Most requests a minute of the whole run; the nodes have equal shares. 0: no limit."""
-
-    max_concurrency: Annotated[int, COUNT] = 16
-    """Most requests at the same time, per node."""
-
-    timeout_s: Annotated[float, SECONDS] = 120.0
-    """Time limit of one request."""
-
-    retries: Annotated[int, COUNT_OR_NONE] = 5
-    """Retries of a request that failed for a passing reason (429, 5xx, network). The server's Retry-After is
-    respected."""
-
-    outage_s: Annotated[float, range_between(0, MOST_S)] = 900.0
-    """Longest outage of the service that is waited for: while no request of a node has an answer, requests
-    that have used their retries are repeated. 0: none."""
-
-    body: Annotated[str, FREE] = ""
-    """Fields of each request's body, as a JSON object: further ones, or instead of those that yatt sends
-    (model, max_tokens, temperature, seed, stop, response_format); null takes one out. For example
-    `{"max_completion_tokens": 512, "max_tokens": null, "reasoning_effort": "low"}`."""
-
-    most_pixels: Annotated[int, COUNT] = 1 << 20
-    """Most pixels of a picture that the service is shown (`sees`); larger ones are made smaller."""
-
-    most_bytes: Annotated[int, range_between(1024, 64 << 20)] = 1 << 20
-    """Most bytes of such a picture, a JPEG file. Its quality, then its size is lowered until it fits."""
-
-    @property
-    def body_fields(self) -> dict[str, Any]:
-        """The fields of `body`."""
-        found: dict[str, Any] = json.loads(self.body) if self.body else {}
-        return found
-
-    def __post_init__(self) -> None:
-        rule(_is_body(self.body), "body is not a JSON object, or has messages or stream, which are yatt's.")
-        rule(not self.body or bool(self.url), "body has no effect without url; write it, or remove body.")
-        rule(
-            not self.url or self.url.startswith(("https://", "http://")),
-            "url must begin with https:// or http://.",
-        )
-        rule(
-            bool(self.url) or not (self.key_env or self.requests_per_minute),
-            "key_env and requests_per_minute have no effect without url; write it, or remove them.",
-        )
-        rule(
-            not set(self.url) & set("?# ") and not self.url.rstrip("/").endswith("/completions"),
-            "url is the beginning that /chat/completions is added to; write it without that, ? and #. A "
-            "service that has only /completions is no judge.",
-        )
-        rule(not self.url or _is_whole(self.url), "url has no host, a wrong port, or a user name in it.")
-        rule(
-            not self.key_env or self.url.startswith("https://") or _is_local(self.url),
-            "key_env: a key is sent over https only, or to this machine.",
-        )
-
-
-def _is_body(text: str) -> bool:
-    try:
-        found = json.loads(text) if text else {}
-        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # among these: half a character
-        return False
-    return isinstance(found, dict) and not {"messages", "stream"} & found.keys()
-
-
-def _is_whole(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and parts.username is None
-    except ValueError:
-        return False
-
-
-def _is_local(url: str) -> bool:
-    return urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-
-
 _OF_SCALARS = ("transform", "label")
+_OF_TEACHERS = ("coef", "data_sources")
 _OF_TEXTS = (
     "judging", "pairs", "swap_positions", "scores_by", "votes", "path", "function", "timeout_s", "verdict",
     "max_tokens", "temperature", "stop", "retries", "retry_temperature", "on_unparsable", "unparsable_score",
     "sees",
 )  # fmt: skip
-"""Keys of a GenRM that only one of the two kinds has."""
+"""Keys of a GenRM that only one kind has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenRMSection:
-    """A generative reward model: an engine, or a judge behind a URL, whose text is parsed into a verdict. Or,
-    with `kind: scalar`, a reward model whose head gives a number."""
+    """A generative reward model: an engine, or a judge behind a URL, whose text is parsed into a verdict.
+    Or a reward model whose head gives a number, or a teacher: see `kind`."""
 
     name: Annotated[str, LINE]
     """Name of the GenRM in metrics and reports."""
@@ -230,9 +103,10 @@ class GenRMSection:
     model: Annotated[str, FILE]
     """Hugging Face folder; with `api.url`, the model's name there."""
 
-    kind: Literal["text", "scalar"] = "text"
+    kind: Literal["text", "scalar", "teacher"] = "text"
     """text: it writes a verdict. scalar: its folder's class is named ...ForSequenceClassification; the score
-    is the raw number that its head gives the text of `template`, or with `chat: true` the conversation."""
+    is the raw number that its head gives the text of `template`, or with `chat: true` the conversation.
+    teacher: a model with the policy's tokenizer, whose log-probs the policy's tokens are rewarded by."""
 
     transform: Literal["none", "sigmoid", "standardize"] = "none"
     """scalar: the score from the number. standardize: less the mean of the prompt's completions, divided by
@@ -240,6 +114,14 @@ class GenRMSection:
 
     label: Annotated[int, COUNT_OR_NONE] = 0
     """scalar: which number, if the head has several."""
+
+    coef: Annotated[float, FINITE] = 1.0
+    """teacher: factor of what is added to each sampled token's advantage: the teacher's log-prob less the
+    sampler's (distillation on the policy's own tokens). Its mean over a completion is the score, which has no
+    weight in the reward."""
+
+    data_sources: tuple[Annotated[str, LINE], ...] = ()
+    """teacher: only for rows of these data sources; empty: for all."""
 
     api: ApiSection = field(default_factory=ApiSection)
     template: Annotated[str, FREE] = ""
@@ -339,11 +221,12 @@ class GenRMSection:
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
-        if self.kind == "scalar":
-            self._check_scalar()
+        for kind, names in (("scalar", _OF_SCALARS), ("teacher", _OF_TEACHERS)):
+            for name in names if self.kind != kind else ():
+                rule(self._is_default(name), f"{name}: is for kind: {kind}; remove it.")
+        if self.kind != "text":
+            self._check_numbers()
             return
-        for name in _OF_SCALARS:
-            rule(self._is_default(name), f"{name}: is for kind: scalar; remove it.")
         rule(
             bool(self.template) != bool(self.path),
             "write either template (with verdict) or path (a Python function), exactly one of them.",
@@ -362,10 +245,16 @@ class GenRMSection:
         )
         self._check_pairwise()
 
-    def _check_scalar(self) -> None:
-        for name in _OF_TEXTS:
-            rule(self._is_default(name), f"{name}: has no effect with kind: scalar; remove it.")
-        rule(not self.api.url, "kind: scalar needs an engine of the run; a service gives text. Remove api.")
+    def _check_numbers(self) -> None:
+        more = ("template", "chat", "weight") if self.kind == "teacher" else ()
+        for name in (*_OF_TEXTS, *more):
+            rule(self._is_default(name), f"{name}: has no effect with kind: {self.kind}; remove it.")
+        rule(
+            not self.api.url,
+            f"kind: {self.kind} needs an engine of the run; a service gives text. Remove api.",
+        )
+        if self.kind == "teacher":
+            return
         rule(
             bool(self.template) != self.chat,
             "kind: scalar is shown the text of a template, such as '{prompt}{completion}', or with chat: "

@@ -1,5 +1,6 @@
 """Checks of GenRMs before anything starts: their folders, sizes and context lengths."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from yatt.models.families import Family
 from yatt.models.model import read_config
 from yatt.plain_files import read_plain
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, MOST_BYTES = "tokenizer.json", 1 << 29
 HEAD = "ForSequenceClassification"
 """End of the names of transformers' classes that give a text numbers."""
 
@@ -40,9 +41,9 @@ def check_head(genrm: GenRMSection, key: str) -> None:
     names = values.get("architectures") or [""]
     name = str(names[0]) if isinstance(names, list) else ""
     has_head = name.endswith(HEAD)
-    if genrm.kind == "text" and has_head:
+    if genrm.kind != "scalar" and has_head:
         raise ConfigError(f"{key}: {genrm.model} is a {name}, which writes no text; write kind: scalar.")
-    if genrm.kind == "text":
+    if genrm.kind != "scalar":
         return
     if not has_head:
         raise ConfigError(
@@ -54,6 +55,23 @@ def check_head(genrm: GenRMSection, key: str) -> None:
         raise ConfigError(
             f"{key.removesuffix('model')}label: {genrm.label}, but the head of {genrm.model} has {labels} "
             "numbers, counted from 0."
+        )
+
+
+def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
+    """Checks that a teacher reads the policy's token ids.
+
+    Raises:
+        ConfigError: its tokenizer has other tokens, or prompts have pictures.
+    """
+    if config.data.media_store:
+        raise ConfigError(f"{key}.kind: a teacher is shown no pictures, and prompts have some; remove it.")
+    if not _same_tokenizer(config.model.path, genrm.model) and not _same_tokens(
+        config.model.path, genrm.model
+    ):
+        raise ConfigError(
+            f"{key}.model: {genrm.model} has another tokenizer than {config.model.path}, so its log-probs "
+            "would be of other tokens; name a teacher of the policy's family."
         )
 
 
@@ -158,6 +176,19 @@ def _completions(config: RunConfig, genrm: GenRMSection) -> int:
     )  # fmt: skip
 
 
+def _same_tokens(policy: str, teacher: str) -> bool:
+    """Whether the same texts have the same ids, although the files differ."""
+    found = []
+    for folder in (policy, teacher):
+        try:
+            content = json.loads(read_plain(Path(folder) / TOKENIZER, MOST_BYTES) or b"")
+            added = {token["id"]: token["content"] for token in content["added_tokens"]}
+            found.append((content["model"]["vocab"], content["model"].get("merges"), added))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+    return bool(found[0] == found[1])
+
+
 def _same_tokenizer(policy: str, judge: str) -> bool:
-    most = 1 << 29
-    return read_plain(Path(policy) / TOKENIZER, most) == read_plain(Path(judge) / TOKENIZER, most)
+    own, its = (read_plain(Path(folder) / TOKENIZER, MOST_BYTES) for folder in (policy, judge))
+    return own == its

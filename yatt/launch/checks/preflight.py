@@ -33,7 +33,12 @@ from yatt.core.gpus.placement import placement_of
 from yatt.core.samples.verdict import check_template, check_verdict
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
 from yatt.launch.checks.input_trial import check_inputs
-from yatt.launch.checks.judge_check import check_engine_model, check_judge, refuse_turned_experts
+from yatt.launch.checks.judge_check import (
+    check_engine_model,
+    check_judge,
+    check_teacher,
+    refuse_turned_experts,
+)
 from yatt.launch.checks.model_check import check_length, check_model
 from yatt.launch.checks.planned_memory import memory_doubts
 from yatt.launch.checks.policy_check import check_policy
@@ -210,6 +215,8 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
         if genrm.has_engine:
             yield partial(check_judge, genrm, key)
             yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
+            if genrm.kind == "teacher":
+                yield partial(check_teacher, config, genrm, key)
         else:
             yield partial(check_api, genrm, f"{key}.api")
             if genrm.sees != "none":

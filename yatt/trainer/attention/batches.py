@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from yatt.core.samples.placeholders import placed_in
+from yatt.records.episode import Turn
 from yatt.records.message import PlacedMedia, Rollout
 from yatt.trainer.attention.media_batch import (
     AddedLevels,
@@ -40,6 +41,7 @@ class TrainSample:
         ids: int64, all turns in sequence.
         is_sampled: bool, the loss mask: which of them the policy sampled. The first is never one.
         sampler_logprobs: float32, of the sampled tokens.
+        token_rewards: float32, added to their advantages; None: 0.
         start: index of its first sampled token among those of the whole rollout batch.
         media: pictures in it; their places count from the first token.
     """
@@ -49,6 +51,7 @@ class TrainSample:
     sampler_logprobs: NDArray[np.float32]
     start: int
     media: tuple[PlacedMedia, ...] = ()
+    token_rewards: NDArray[np.float32] | None = None
 
     @property
     def num_completion_tokens(self) -> int:
@@ -104,6 +107,7 @@ class MicroBatch:
             each of them; rows beyond T are padding and are not used.
         flat_T: int64, their index among the completion tokens of the whole rollout batch.
         weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
+        rewards_T: float32, added to the advantage of each of them; None: nothing is.
         samples_T: int64, the sample of each of them, by its place in this micro-batch.
         lengths_N: int64, completion tokens of each sample, those on other context-parallel ranks included.
         packed: bounds of the sequences, before the context-parallel split; None for a plain batch.
@@ -116,6 +120,7 @@ class MicroBatch:
     flat_T: Tensor
     weights_T: Tensor
     sampler_T: Tensor
+    rewards_T: Tensor | None
     samples_T: Tensor
     lengths_N: Tensor
     packed: PackedSequences | None
@@ -135,7 +140,21 @@ def sample_of(rollout: Rollout, start: int) -> TrainSample:
         sampler_logprobs=np.concatenate([np.frombuffer(turn.logprobs, dtype="<f4") for turn in turns]),
         start=start,
         media=placed_in(turns),
+        token_rewards=_token_rewards(turns),
     )
+
+
+def _token_rewards(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
+    """The rewards of all sampled tokens; a turn without any has zeros. None if no turn has some."""
+    if not any(turn.token_rewards for turn in turns):
+        return None
+    parts = [
+        np.frombuffer(turn.token_rewards or bytes(4 * turn.num_tokens), dtype="<f4")
+        for turn in turns
+        if turn.is_sampled
+    ]
+    found: NDArray[np.float32] = np.concatenate(parts)
+    return found
 
 
 def one_turn(prompt: Sequence[int], completion: Sequence[int], start: int) -> TrainSample:
@@ -188,6 +207,7 @@ def micro_batch(
         flat_T=torch.from_numpy(stream.flat[held_T]),
         weights_T=tensor(stream.weights[held_T]),
         sampler_T=tensor(stream.sampler[held_T]),
+        rewards_T=tensor(stream.rewards[held_T]) if stream.has_rewards else None,
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
         packed=None if is_plain else _packed(lengths, cut, device, media),
@@ -235,6 +255,7 @@ class _Stream:
         self.tokens, self.labels = np.zeros(length, np.int64), np.zeros(length, np.int64)
         self.flat, self.samples = np.full(length, -1, np.int64), np.zeros(length, np.int64)
         self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
+        self.rewards, self.has_rewards = np.zeros(length, np.float32), False
 
     def put(self, at: int, number: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
         """Writes one sequence from position `at` on; its last token is only a label."""
@@ -245,6 +266,8 @@ class _Stream:
         self.flat[completion] = np.arange(sample.start, sample.start + sample.num_completion_tokens)
         self.weights[completion] = weights
         self.sampler[completion] = sample.sampler_logprobs
+        if sample.token_rewards is not None:
+            self.rewards[completion], self.has_rewards = sample.token_rewards, True
         self.samples[completion] = number
 
 

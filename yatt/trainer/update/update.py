@@ -349,8 +349,9 @@ def _targets(
 
     def target(micro: MicroBatch) -> Target:
         index = next(numbers)
+        own_T = advantages_F[micro.flat_T].to(learner.policy.device)
         return Target(
-            advantages_T=advantages_F[micro.flat_T].to(learner.policy.device),
+            advantages_T=own_T if micro.rewards_T is None else own_T + micro.rewards_T,
             old_T=known.old[index] if known.old else None,
             reference_T=known.reference[index] if known.reference else None,
         )

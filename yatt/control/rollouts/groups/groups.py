@@ -157,10 +157,12 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         )
 
     def refuse_scoreless(self, weights: dict[str, float]) -> None:
-        """Fails samples to which no function that counts applies: a sum of nothing is no reward."""
+        """Fails samples to which no function that counts and no teacher applies: a sum of nothing is no
+        reward."""
         names = [name for name, weight in weights.items() if weight]
         for sample in self.samples:
-            if not sample.failed and all(name in sample.unmeasured for name in names):
+            is_taught = any(turn.token_rewards for turn in sample.turns)
+            if not (sample.failed or is_taught) and all(name in sample.unmeasured for name in names):
                 sample.fail(f"prompt {self.number}: no reward function has a score for it", is_users=True)
 
     def failure(self) -> SampleState | None:

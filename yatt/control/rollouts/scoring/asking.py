@@ -1,12 +1,21 @@
-"""Answers the questions of reward functions that have a GenRM client."""
+"""Asks GenRMs for what is no verdict: text for a reward function, a number, log-probs of tokens."""
+
+import asyncio
+import math
+from collections.abc import Sequence
 
 from yatt.adapters.inputs.text_parts import TextPart
-from yatt.config.schema import RunConfig
+from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.engines import ABORTED
-from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.judging import Judge, Question, Refused, note_answer
+from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.samples.teaching import rewarded_turns
+from yatt.core.samples.verdict import render_template, transformed_values
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.records import message as m
-from yatt.records.judged import REFUSED
+from yatt.records.judged import REFUSED, Said
+from yatt.records.message import pack_ids, unpack_floats
 
 
 async def answered_by(judge: Judge, config: RunConfig, ask: m.Ask) -> m.Message:
@@ -26,3 +35,53 @@ async def answered_by(judge: Judge, config: RunConfig, ask: m.Ask) -> m.Message:
             exit_code=EXIT_USER_MISTAKE if is_refused else EXIT_FAILED,
         )
     return m.Answered(text=said.text, finish_reason=said.finish_reason)
+
+
+async def scalar_scores(judge: Judge, genrm: GenRMSection, subjects: Sequence[Subject]) -> list[float]:
+    """Returns the scores of completions from the numbers of a scalar reward model.
+
+    Raises:
+        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.verdicts`.
+    """
+    found = await asyncio.gather(*(_number(judge, genrm, each) for each in subjects), return_exceptions=True)
+    failed = [each for each in found if isinstance(each, BaseException)]
+    if failed:
+        raise next((each for each in failed if not isinstance(each, Refused)), failed[0])
+    return transformed_values(genrm.transform, [each for each in found if isinstance(each, float)])
+
+
+async def _number(judge: Judge, genrm: GenRMSection, subject: Subject) -> float:
+    subject.counters[f"genrm/{genrm.name}/asked"] += 1
+    shown = subject.shown(completion=subject.sample.text)
+
+    def ids(tokenizer: Tokenizer) -> bytes:
+        if genrm.chat:
+            return pack_ids(tokenizer.encode_chat(subject.conversation(), add_generation_prompt=False))
+        parts = [TextPart(*part) for part in render_template(genrm.template, shown)]
+        return pack_ids(tokenizer.encode_parts(parts, adds_special=True))
+
+    completed = await judge.scored(genrm, ids, len(shown.prompt) + len(subject.sample.text))
+    if not math.isfinite(completed.score):
+        raise Refused(f"GenRM '{genrm.name}' gave {completed.score}, which is no score")
+    said = Said(text=f"{completed.score:.7g}", finish_reason=completed.finish_reason)
+    subject.sample.verdicts = {**subject.sample.verdicts, genrm.name: said.text}
+    question = Question(subject=subject, shown=shown, about=(subject.sample,), number=subject.sample.index)
+    note_answer(genrm.name, question, said, 1, m.Scored(score=completed.score))
+    return completed.score
+
+
+async def taught_score(judge: Judge, genrm: GenRMSection, subject: Subject) -> float:
+    """Adds a teacher's rewards to the policy's tokens of a completion; returns the mean that they come from.
+
+    Raises:
+        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.verdicts`.
+    """
+    subject.counters[f"genrm/{genrm.name}/asked"] += 1
+    prompt, sample = subject.group.prompt, subject.sample
+    response = sample.response
+    completed = await judge.scored(genrm, lambda _: prompt + response, 0, scored_from=len(prompt) // 4)
+    logprobs = unpack_floats(completed.logprobs)
+    if len(logprobs) != len(response) // 4 or not all(map(math.isfinite, logprobs)):
+        raise Refused(f"GenRM '{genrm.name}' gave no log-prob of some tokens")
+    sample.turns, mean = rewarded_turns(sample.turns, logprobs, genrm.coef)
+    return mean

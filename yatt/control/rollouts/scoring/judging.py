@@ -229,7 +229,7 @@ class Judge:
             if said.finish_reason == REFUSED:
                 raise Refused(said.error)
             verdict = await self._read(genrm, question, said)
-            _note(genrm.name, question, said, attempt + 1, verdict)
+            note_answer(genrm.name, question, said, attempt + 1, verdict)
             if verdict is not None:
                 return verdict
             why = unreadable_message(genrm, question, said)
@@ -258,50 +258,37 @@ class Judge:
             del self._open[key]
             self._cut.discard(key)
 
-    async def value(self, genrm: GenRMSection, subject: Subject) -> float:
-        """Returns the number that a scalar reward model gives a completion.
+    async def scored(
+        self, genrm: GenRMSection, ids: Callable[[Tokenizer], bytes], length: int, scored_from: int = 0
+    ) -> m.Completed:
+        """Returns the answer of an engine that writes nothing.
+
+        Args:
+            ids: gives the packed ids of the text, from the GenRM's tokenizer.
+            length: characters of the text, at least about.
+            scored_from: see `m.SampleRequest`.
 
         Raises:
             Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `verdicts`.
         """
-        subject.counters[f"genrm/{genrm.name}/asked"] += 1
-        shown = subject.shown(completion=subject.sample.text)
-        encode = partial(self._value_ids, genrm, subject, shown)
         with self._opened(genrm) as key:
-            ids = await self._in_turn(len(shown.prompt) + len(subject.sample.text), encode)
-            if not ids:
+            packed = await self._in_turn(length, partial(ids, self._tokenizers[genrm.name]))
+            if not packed:
                 raise Refused(f"the text for GenRM '{genrm.name}' has no tokens")
             if key in self._cut:
                 raise Interrupted
-            completed = await self._complete(
-                genrm_role(genrm.name),
-                m.SampleRequest(
-                    request_id=key, prompt_ids=pack_ids(ids), seed=0, temperature=0.0, top_p=1.0, top_k=-1,
-                    max_tokens=1,
-                ),
+            request = m.SampleRequest(
+                request_id=key, prompt_ids=packed, seed=0, temperature=0.0, top_p=1.0, top_k=-1,
+                max_tokens=1, scored_from=scored_from,
             )  # fmt: skip
+            completed = await self._complete(genrm_role(genrm.name), request)
             if completed.finish_reason == ABORTED:
                 raise (
                     Interrupted if key in self._cut else WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
                 )
         if completed.finish_reason == REFUSED:
             raise Refused(completed.error)
-        if not math.isfinite(completed.score):
-            raise Refused(f"GenRM '{genrm.name}' gave {completed.score}, which is no score")
-        said = Said(text=f"{completed.score:.7g}", finish_reason=completed.finish_reason)
-        subject.sample.verdicts = {**subject.sample.verdicts, genrm.name: said.text}
-        question = Question(
-            subject=subject, shown=shown, about=(subject.sample,), number=subject.sample.index
-        )
-        _note(genrm.name, question, said, 1, m.Scored(score=completed.score))
-        return completed.score
-
-    def _value_ids(self, genrm: GenRMSection, subject: Subject, shown: Shown) -> list[int]:
-        tokenizer = self._tokenizers[genrm.name]
-        if genrm.chat:
-            return tokenizer.encode_chat(subject.conversation(), add_generation_prompt=False)
-        parts = [TextPart(*part) for part in render_template(genrm.template, shown)]
-        return tokenizer.encode_parts(parts, adds_special=True)
+        return completed
 
     def _new_id(self, genrm: GenRMSection) -> str:
         return f"{genrm.name}/{next(self._requests)}"
@@ -349,7 +336,7 @@ class Judge:
         return tokenizer.encode_chat([{"role": "user", "content": texts}]), ()
 
 
-def _note(genrm: str, question: Question, said: Said, tries: int, verdict: m.Scored | None) -> None:
+def note_answer(genrm: str, question: Question, said: Said, tries: int, verdict: m.Scored | None) -> None:
     """Adds an answer to those that are recorded."""
     if question.subject.judged is not None:
         answer = Judged(

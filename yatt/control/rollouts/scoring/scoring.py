@@ -17,6 +17,7 @@ from yatt.adapters.inputs.dataset import truth_text
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.scoring import RewardSection
+from yatt.control.rollouts.scoring.asking import scalar_scores, taught_score
 from yatt.control.rollouts.scoring.judging import (
     CallReward,
     Interrupted,
@@ -30,7 +31,7 @@ from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.gpus.placement import genrm_role
 from yatt.core.samples.comparison import PairOutcome, comparisons_of, pairs_of, scores_of
 from yatt.core.samples.rewards import Shaping
-from yatt.core.samples.verdict import Shown, numbered_completions, transformed_values
+from yatt.core.samples.verdict import Shown, numbered_completions
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
@@ -131,7 +132,9 @@ class Scorer:
         )  # fmt: skip
         self._measures: dict[str, dict[str, None]] = {}
         self._has_many: set[str] = set()
-        self.weights = {r.name: r.weight for r in config.rewards} | {g.name: g.weight for g in config.genrms}
+        self.weights = {r.name: r.weight for r in config.rewards} | {
+            g.name: g.weight if g.kind != "teacher" else 0.0 for g in config.genrms
+        }
         """Weight of each score in the reward."""
 
     def names(self, roles: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -265,16 +268,22 @@ class Scorer:
         if not is_users and self._config.run.deterministic:
             first.sample.fail_by_machines(told, deterministic=True)
         for subject in subjects:
-            if self.weights[name] or subject.is_held_out:
+            if self.weights[name] or subject.is_held_out or self._is_teacher(name):
                 subject.sample.fail(told, is_users=is_users)
                 continue
             subject.counters[f"{kind}/{name}/unmeasured"] += 1
             subject.sample.unmeasured = {**subject.sample.unmeasured, name: told}
 
+    def _is_teacher(self, name: str) -> bool:
+        return name in self._genrms and self._genrms[name].kind == "teacher"
+
     # ---- GenRMs ---------------------------------------------------------------------------------
 
     async def _judge_one(self, genrm: GenRMSection, subject: Subject) -> None:
-        if genrm.kind == "scalar":
+        if genrm.data_sources and subject.row.data_source not in genrm.data_sources:
+            self._scored(genrm.name, subject, m.Scored(score=0.0, applies=False))
+            return
+        if genrm.kind != "text":
             await self._value(genrm, [subject])
             return
         sample = subject.sample
@@ -293,18 +302,16 @@ class Scorer:
             self._no_verdict(genrm, [subject])
 
     async def _value(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:
-        """Adds the scores of a scalar reward model."""
-        asked = (self._judge.value(genrm, subject) for subject in subjects)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        refused = [each for each in found if isinstance(each, Refused)]
-        others = [each for each in found if isinstance(each, BaseException) and each not in refused]
-        for error in others:
-            raise error
-        if refused:
-            self._failed(genrm.name, subjects, str(refused[0]), is_users=True)
+        """Adds the scores of a scalar reward model, or of a teacher, which scores one completion."""
+        try:
+            if genrm.kind == "teacher":
+                scores = [await taught_score(self._judge, genrm, subjects[0])]
+            else:
+                scores = await scalar_scores(self._judge, genrm, subjects)
+        except Refused as error:
+            self._failed(genrm.name, subjects, str(error), is_users=True)
             return
-        values = [value for value in found if isinstance(value, float)]
-        for subject, score in zip(subjects, transformed_values(genrm.transform, values), strict=True):
+        for subject, score in zip(subjects, scores, strict=True):
             self._scored(genrm.name, subject, m.Scored(score=score))
 
     async def _compare(self, genrm: GenRMSection, subjects: Sequence[Subject]) -> None:

@@ -1,14 +1,18 @@
-"""Engines of scalar reward models give the raw number of the head for the last token."""
+"""Engines that write nothing: scalar reward models give the raw number of the head for the last token,
+teachers the log-probs of a completion's tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
-from tests.contract.test_engine import MAX_MODEL_TOKENS, options_for
+from tests.contract.test_engine import MAX_MODEL_TOKENS, options_for, transformers_logprobs
 from tests.reward_models import expected_values, make_reward_model
+from tests.tiny_models import make_qwen3, make_scripted_model
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine
+from yatt.engine.script import scripted_logprobs
 from yatt.records import message as m
 
 TEXTS = [[10, 20, 30, 40, 50, 60], [7], [*range(100, 140)], [5, 6, 2], [5, 7, 2]]
@@ -73,3 +77,28 @@ def test_a_text_that_is_too_long_is_refused_alone_and_others_can_be_aborted(subj
     (ended,) = subject.engine.abort(("ended",))
     assert ended.finish_reason == "abort"
     assert answers(subject.engine)["kept"].score == pytest.approx(subject.expected[0], abs=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "transformers", "vllm"])
+def test_a_teacher_gives_each_token_of_a_completion_its_log_prob(
+    tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    pytest.importorskip(kind) if kind != "scripted" else None
+    folder = tmp_path_factory.mktemp(kind) / "model"
+    model = make_scripted_model(folder) if kind == "scripted" else make_qwen3(folder, tied=True)
+    engine = build_engine(kind, options_for(model, is_teacher=True, deterministic=False))
+    engine.start()
+    try:
+        for index, ids in enumerate(TEXTS[2:]):
+            engine.add(msgspec.structs.replace(asked(str(index), ids), scored_from=index + 1))
+        (ended,) = engine.abort(("2",))
+        assert ended.finish_reason == "abort"
+        found = answers(engine)
+        assert found.keys() == {"0", "1"}
+        for index, ids in enumerate(TEXTS[2:4]):
+            whole = scripted_logprobs(0, ids) if kind == "scripted" else transformers_logprobs(model, ids)
+            scored = list(m.unpack_floats(found[str(index)].logprobs))
+            assert scored == pytest.approx(whole[index:], abs=5e-6)
+            assert not found[str(index)].token_ids and found[str(index)].finish_reason == "stop"
+    finally:
+        engine.close()
