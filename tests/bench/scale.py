@@ -18,7 +18,7 @@ from yatt.checkpoint.commit.pieces import FILE_BYTES
 from yatt.checkpoint.local.shards import PIECE_BYTES
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.forecast.memory.fit import GIB
-from yatt.forecast.memory.parameters import cut_dim
+from yatt.models.cuts import cut_dim
 from yatt.models.model import Model, model_of
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 from yatt.weights.boxes import Block, blocks_of, boxes_of

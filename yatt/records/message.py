@@ -367,13 +367,15 @@ class Published(Message, frozen=True, kw_only=True):
     """The host copy has the weights; the trainer's own log-probs of the probe, as in WeightsLoaded.
 
     `size_bytes`, `sums`: of the boxes that this rank answers for; one rank of those with the same boxes does.
-    `sums`: of some tensors, the boxes' part of the checksum (`yatt.weights.checksum.box_sum`).
+    `sums`: of some tensors, the boxes' part of the checksum (`yatt.weights.checksum.box_sum`). `part_sums`:
+    the same of the slices of each node of an engine that spans several.
     `rounding`: the log-probs' mean change when every layer's output is rounded once more.
     """
 
     size_bytes: int
     probe_logprobs: tuple[bytes, ...]
     sums: dict[str, int] = msgspec.field(default_factory=dict)
+    part_sums: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     rounding: float = 0.0
 
 
