@@ -279,7 +279,7 @@ def test_a_lost_or_unknown_source_fails_the_fetch_at_once(
             taker = cluster.members[1]
             with pytest.raises(WorkerFailed, match="attempt 1 was asked for"):
                 await taker.take(1)
-            with pytest.raises(WorkerFailed, match="trainer rank 0 has no host copy here"):
+            with pytest.raises(WorkerFailed, match="trainer rank-00000 has no host copy here"):
                 await taker.given.describe(c.DescribeWeights(rank=0))
             with pytest.raises(WorkerFailed, match="does not fetch version 2 of trainer rank 0"):
                 await taker.given.offer(c.OfferWeights(rank=0, policy_version=2, former_version=0))

@@ -19,6 +19,12 @@ from yatt.records.message import (
 )
 from yatt.records.shards import Count
 from yatt.records.usage import RankUsage
+from yatt.records.weights import (
+    DescribeWeights as DescribeWeights,
+    OfferWeights as OfferWeights,
+    WeightsDescribed as WeightsDescribed,
+    WeightsOffered as WeightsOffered,
+)
 
 
 class StartWorkers(Order[Done], frozen=True, kw_only=True):
@@ -206,46 +212,6 @@ class TakeWeights(Order[Done], frozen=True, kw_only=True):
     rounding: float
     sums: dict[str, int]
     part_sums: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
-
-
-class WeightsDescribed(Message, frozen=True, kw_only=True):
-    """A rank's `WeightPlan` (msgpack), and the bytes of its segment of weights, or of the part that was asked
-    for. `unknown_bytes`: of these, of tensors whose cut is not known, so that each part has all of them."""
-
-    plan: bytes
-    size_bytes: int
-    unknown_bytes: int = 0
-
-
-class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
-    """Request to the node of a trainer rank: what does its host copy contain? `part`: of the slices of the
-    node with this number in an engine that spans several; None: of all."""
-
-    rank: int
-    part: int | None = None
-
-
-class WeightsOffered(Message, frozen=True, kw_only=True):
-    """Where and with which key to fetch what was asked for (`yatt.adapters.net.bulk.Ticket`)."""
-
-    host: str
-    port: int
-    name: bytes
-    key: bytes
-
-
-class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
-    """Request to a node for a trainer rank's weights of this policy version, which it has or fetches.
-
-    `former_version`: the version that the caller has now; 0: none. `part` is as in DescribeWeights; `plan`: a
-    digest of the plan that the caller has of them.
-    """
-
-    rank: int
-    policy_version: int
-    former_version: int
-    part: int | None = None
-    plan: bytes = b""
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):

@@ -287,16 +287,19 @@ def _not_here(of: _Published, offset: tuple[int, ...], shape: tuple[int, ...]) -
 def _sliced(
     box: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor | None:
-    """The slice as a smaller box; None if it is not one."""
+    """The slice as a smaller box, or an empty tensor: vLLM's last ranks may have only padding of a
+    vocabulary. None if it is no box."""
     if not isinstance(box, _BoxedTensor) or box._is_stacked:
         return None
     begin, stop, stride = slice(start, end, step).indices(box.shape[dim])
-    if stride != 1 or stop <= begin:
+    if stride != 1:
         return None
     dim %= box.dim()
     offset, shape = list(box._offset), list(box.shape)
     offset[dim] += begin
-    shape[dim] = stop - begin
+    shape[dim] = max(stop - begin, 0)
+    if not shape[dim]:
+        return torch.empty(shape, dtype=box.dtype)
     smaller: Tensor = _BoxedTensor(box._of, tuple(offset), tuple(shape))
     return smaller
 

@@ -1,8 +1,8 @@
 """The slices of a rank's weights that one node of an engine needs, packed one after the other. No torch.
 
 A node fetches them in place of the whole segment (adr/0044). Their plan has the boxes of the rank's own
-plan, each cut to what the node's ranks have, at its place in the packed bytes; `Run` says where the bytes
-come from.
+plan, each cut to what the node's ranks have, at its place in the packed bytes; `ByteRows` says where the
+bytes come from.
 """
 
 import math
@@ -19,7 +19,7 @@ Extent = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ByteRows:
     """Rows of bytes of a segment, equally far from one another, that are packed from byte `at` on.
 
     Args:
@@ -50,7 +50,7 @@ class Slices:
     """
 
     plan: WeightPlan
-    runs: tuple[Run, ...]
+    runs: tuple[ByteRows, ...]
     size_bytes: int
     unknown_bytes: int
 
@@ -83,7 +83,7 @@ def common_extent(one: Extent, other: Extent) -> Extent | None:
 def sliced_plan(plan: WeightPlan, part: int) -> Slices:
     """Returns what the node with number `part` of an engine needs of a rank's segment. Each tensor of the
     rank stays in the plan, without boxes if nothing of it is needed from this rank."""
-    runs, weights, at, unknown = list[Run](), list[PlannedWeight](), 0, 0
+    runs, weights, at, unknown = list[ByteRows](), list[PlannedWeight](), 0, 0
     for planned in plan.weights:
         item, boxes = DTYPE_BYTES[planned.dtype], list[WeightBox]()
         wanted = part_extent(planned.shape, planned.cut, part)
@@ -100,13 +100,13 @@ def sliced_plan(plan: WeightPlan, part: int) -> Slices:
     return Slices(plan=packed, runs=tuple(runs), size_bytes=at, unknown_bytes=unknown)
 
 
-def _run(box: WeightBox, common: Extent, item: int, at: int) -> Run:
+def _run(box: WeightBox, common: Extent, item: int, at: int) -> ByteRows:
     """The bytes of a box's smaller box, which is cut in one of the first two dimensions."""
     offset, shape = common
     stride = math.prod(box.shape[1:]) * item
     begin = box.at + (offset[0] - box.offset[0]) * stride
     if shape[1:] == box.shape[1:]:
         size = shape[0] * stride
-        return Run(at=at, begin=begin, row_bytes=size, num_rows=1, stride=size)
+        return ByteRows(at=at, begin=begin, row_bytes=size, num_rows=1, stride=size)
     begin += (offset[1] - box.offset[1]) * item
-    return Run(at=at, begin=begin, row_bytes=shape[1] * item, num_rows=shape[0], stride=stride)
+    return ByteRows(at=at, begin=begin, row_bytes=shape[1] * item, num_rows=shape[0], stride=stride)

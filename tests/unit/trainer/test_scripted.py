@@ -11,11 +11,24 @@ import pytest
 from tests.runs import environment
 from yatt.adapters.node_local.host_segment import STATE
 from yatt.checkpoint.commit.pieces import ITEM_BYTES
+from yatt.config.schema import TrainerSection
+from yatt.models.cuts import EngineCuts
 from yatt.models.rows import Part, WeightRow, matrix_row, vector_row
 from yatt.trainer.scripted.layout import ModelShare, laid_out
 from yatt.trainer.scripted.state import BLOCK_ELEMENTS, STATE_BYTES, state_after, state_elements, state_in
 
 DTYPES = ["float32", "bfloat16"]
+NO_CUTS = EngineCuts({}, frozenset())
+
+
+def section_of(tensor: int, pipeline: int) -> TrainerSection:
+    return TrainerSection(
+        total_iterations=1,
+        train_batch_size=1,
+        mini_batch_size=1,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+    )
 
 
 def made(key: str, dtype: str, state: bytes, first: int, count: int) -> bytes:

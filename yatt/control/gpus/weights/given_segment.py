@@ -11,7 +11,7 @@ import msgspec
 from yatt.adapters.node_local.host_segment import WEIGHTS, SegmentReader, segment_path, weight_plan_path
 from yatt.errors import WorkerFailed
 from yatt.records.weights import WeightPlan
-from yatt.weights.slices import Run, sliced_plan
+from yatt.weights.slices import ByteRows, sliced_plan
 
 
 def plan_digest(plan: bytes) -> bytes:
@@ -36,7 +36,7 @@ class GivenSegment:
             raise WorkerFailed(f"trainer {stem.name} has no host copy here: {error.strerror}") from error
         self.reader = SegmentReader(segment_path(stem, WEIGHTS))
         self.size_bytes, self.unknown_bytes = len(self.reader.data), 0
-        self._runs: tuple[Run, ...] | None = None
+        self._runs: tuple[ByteRows, ...] | None = None
         if part is not None:
             self._slice(stem, part)
         self.digest = plan_digest(self.plan)
@@ -68,7 +68,7 @@ class GivenSegment:
     def _ends(self) -> list[int]:
         return [run.end for run in self._runs or ()]
 
-    def _copy(self, run: Run, low: int, high: int, target: Any) -> None:
+    def _copy(self, run: ByteRows, low: int, high: int, target: Any) -> None:
         """Copies bytes [low, high) of a run: the end of a row, whole rows, the beginning of a row."""
         import numpy as np
 
