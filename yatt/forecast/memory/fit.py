@@ -131,10 +131,11 @@ def exchanged_weights(config: RunConfig, stages: Sequence[TrainerMemory], policy
     chains = placement.weight_chains(whole, section.pipeline_model_parallel_size, in_parts=sizes is not None)
     for (rank, part), nodes in chains.items():
         stage, place = divmod(rank, per_stage)
-        size, unknown = aligned_size(stages[stage].weights), 0
-        if sizes is not None:
-            size = sizes.total[stage, place % whole, part]
-            unknown = sizes.unknown[stage, place % whole, part]
+        if sizes is None:
+            size, unknown = aligned_size(stages[stage].weights), 0
+        else:
+            at = stage, place % whole, part
+            size, unknown = sizes.total[at], sizes.unknown[at]
         found.given[placement.node_of(rank)] += size if keeps_former else 0
         for node in nodes:
             found.fetched[node] += size
