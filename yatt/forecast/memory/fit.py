@@ -231,11 +231,12 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     )
 
 
-def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
+def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> Iterator[Fault]:
     """Yields what does not fit.
 
     Args:
         host_bytes: host memory of a node; 0: not known.
+        shm_bytes: size of a node's memory filesystem; 0: half of its memory, as Linux makes it.
     """
     if not plan.trainer_fits:
         yield (
@@ -252,6 +253,21 @@ def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
                 f"each {host.kind} node needs {_gib(host.total)} of host memory, and has {_gib(host_bytes)}; "
                 "more nodes have less of the optimizer each.",
             )
+        if (has := shm_bytes or host_bytes // 2) and host.in_shm > has:
+            yield "launch.shm_dir", " ".join(shm_fault(f"each {host.kind} node", host.in_shm, has))
+
+
+def shm_fault(where: str, held: int, has: int) -> tuple[str, str]:
+    """Two sentences about a memory filesystem that is too small: what is wrong, and what to do."""
+    what = (
+        f"{where} holds {_gib(held)} of weights, optimizer state and prepared pictures in its memory "
+        f"filesystem, which has {_gib(has)}."
+    )
+    cure = (
+        "Make it larger (mount -o remount,size=...), name a larger one, or use more nodes, which have less "
+        "of the optimizer each."
+    )
+    return what, cure
 
 
 def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:
