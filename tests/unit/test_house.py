@@ -44,7 +44,7 @@ LARGE_CLASSES = """
 """Classes with more than ten fields, without records and sections of the config."""
 
 LINES = {
-    "control": 12500, "launch": 10650, "adapters": 10750, "core": 7450, "trainer": 7450, "obs": 5350,
+    "control": 12500, "launch": 10700, "adapters": 10750, "core": 7450, "trainer": 7450, "obs": 5350,
     "config": 4400, "checkpoint": 4100, "cli": 3700, "forecast": 3650, "engine": 3000, "models": 3250,
     "records": 1700, "reward": 1450, "evaluation": 1250, "weights": 1250, "media": 1650, ".": 700,
     "uploader": 700, "algo": 600, "collectives": 250, "genrm": 50, "rollout": 50,
