@@ -239,8 +239,8 @@ def page() -> str:
         "", f"Stall beyond the offload: {EXTRA_STALL:g} of a copy, the largest that was measured. "
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
         "trainer's layout. To an engine node: the whole model, or of an engine over several nodes this "
-        "node's slices, through the chain of adr/0044 (where only changes travel, less). Upload and restore: all trainer nodes at once, "
-        "at the rate of the store. Cases where weights, gradients and "
+        "node's slices, through the chain of adr/0044 (where only changes travel, less). Upload and restore: "
+        "all trainer nodes at once, at the rate of the store. Cases where weights, gradients and "
         f"optimizer need more than {ROOM:.0%} of a GPU are left out.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip

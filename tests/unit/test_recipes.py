@@ -1,6 +1,7 @@
 """Every recipe is a run file that loads, fits, and is checked as far as it can be without weights."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
