@@ -48,6 +48,8 @@ def told_by_ranks(folder: Path, kind: str, num_ranks: int, spoiled: str = "") ->
     ],
 )
 def test_slices_give_an_engine_the_bits_of_whole_tensors(tmp_path: Path, kind: str, num_ranks: int) -> None:
+    """A whole run compares log-probs, and the layers alone pass no reload of vLLM's: only ranks of an engine
+    have its parameters."""
     for told in told_by_ranks(tmp_path, kind, num_ranks):
         assert "error" not in told, told
         assert told["differing"] == [] and told["num_parameters"] > 20
@@ -55,6 +57,7 @@ def test_slices_give_an_engine_the_bits_of_whole_tensors(tmp_path: Path, kind: s
 
 
 def test_a_cut_that_is_off_by_one_column_is_refused_and_not_loaded(tmp_path: Path) -> None:
+    """Not a whole run, but real ranks: what vLLM does with an error in the middle of its reload."""
     name = "model.layers.0.self_attn.o_proj.weight"
     for told in told_by_ranks(tmp_path, "plain", 2, name):
         assert f"of {name}, and this node has fetched" in told["error"]

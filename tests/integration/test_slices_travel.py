@@ -342,7 +342,7 @@ def test_whole_tensors_are_fetched_if_the_run_file_says_so(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_breaks_slices_that_arrive_are_those_that_were_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -354,8 +354,8 @@ def test_whatever_breaks_slices_that_arrive_are_those_that_were_published(
     async def scene() -> None:
         async with sliced_cluster(tmp_path, num_engines=2) as cluster:
             nodes, arrived = cluster.members[1:], 0
-            for version in range(1, 7):
-                breaking.is_on = version < 5
+            for version in range(1, 5):
+                breaking.is_on = version < 4
                 cluster.publish(version, chance.choice((0.0, 0.01, 0.6)))
                 takers = [node for node in nodes if not breaking.is_on or chance.random() < 0.8]
                 taking = [asyncio.ensure_future(cluster.take(version, node)) for node in takers]
@@ -365,6 +365,6 @@ def test_whatever_breaks_slices_that_arrive_are_those_that_were_published(
                     if outcome is None:
                         cluster.check(node, version)
                         arrived += 1
-            assert arrived >= 2 * len(nodes)
+            assert arrived >= len(nodes)
 
     asyncio.run(scene())

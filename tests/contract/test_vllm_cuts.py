@@ -102,6 +102,7 @@ def sliced(folder: Path, config: RunConfig, model: Model, tensors: dict, part: i
 def test_layers_load_the_same_from_slices(
     tmp_path, of_rank, heads, kv_heads, tp_size, node_ranks, vocabulary, trainer_tp
 ):
+    """The seconds are the import of vLLM. A whole run, or an engine, has at most four ranks here."""
     model, chance = qwen2(heads, kv_heads, vocabulary), torch.Generator().manual_seed(1)
     trainer = {"ranks": trainer_tp, "tensor_model_parallel_size": min(trainer_tp, kv_heads)}
     config = spanning_config("m", tp_size=tp_size, node_ranks=node_ranks, trainer=trainer)
@@ -120,6 +121,7 @@ def test_layers_load_the_same_from_slices(
 
 
 def test_experts_are_dealt_to_ranks_as_in_vllm():
+    """The seconds are the import of vLLM. No whole run has experts of a rank: vLLM's CPU build does not."""
     from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
     for experts, (tp_size, node_ranks) in itertools.product((8, 10, 13), ((4, 2), (8, 2), (6, 3), (8, 4))):
