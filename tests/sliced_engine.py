@@ -25,11 +25,11 @@ from yatt.records.weights import WeightCut
 VERSION = 3
 
 
-def publish_slices(folder: Path, model: str, part: int, num_ranks: int, spoiled: str) -> None:
+def publish_slices(folder: Path, model: str, part: int, num_ranks: int, spoiled: str = "") -> str:
     """The publication of one node, with slices of what two trainer ranks have.
 
     Args:
-        spoiled: a tensor whose cut is planted wrong, by one row.
+        spoiled: a tensor whose cut is planted wrong, by one row; empty: none.
     """
     import torch
 
@@ -42,17 +42,18 @@ def publish_slices(folder: Path, model: str, part: int, num_ranks: int, spoiled:
             plan = msgspec.structs.replace(
                 plan, weights=tuple(_spoilt(each, spoiled) for each in plan.weights)
             )
-        stem = folder / f"trainer-{part}-{rank}"
+        stem = folder / f"trainer-{part}-{rank}{spoiled}"
         write_rank(stem, plan, size_bytes, tensors).complete(Stamp(1, VERSION))
-        stems.append(folder / f"fetched-{part}-{rank}")
+        stems.append(folder / f"fetched-{part}-{rank}{spoiled}")
         packed_copy(stem, stems[-1], part, Stamp(1, VERSION))
     assert all(torch.is_tensor(each) for each in tensors.values())
-    (folder / f"slices-{part}").mkdir()
+    (published := folder / f"slices-{part}{spoiled}").mkdir()
     sums = {name: each[part] for name, each in part_sums(tensors, cuts.cuts).items()}
     index = PublicationIndex(
         policy_version=VERSION, attempt=1, stems=tuple(map(str, stems)), sums={}, part=part, part_sums=sums
     )
-    write_atomically(folder / f"slices-{part}" / INDEX_NAME, msgspec.json.encode(index))
+    write_atomically(published / INDEX_NAME, msgspec.json.encode(index))
+    return str(published)
 
 
 def _spoilt(planned: Any, name: str) -> Any:
@@ -88,15 +89,18 @@ def main(folder: Path, rank: int, num_ranks: int, spoiled: str) -> None:
     expected, told["whole"] = parameters(engine), engine.score([PROMPT])[0]
     engine.load_weights(2, publish_tensors(folder / f"between-{rank}", weights_of(other), 2))
     assert parameters(engine).items() != expected.items(), "the other weights are other ones"
-    publish_slices(folder, first, rank, num_ranks, spoiled)
+    engine.load_weights(VERSION, publish_slices(folder, first, rank, num_ranks))
+    found = parameters(engine)
+    told["differing"] = sorted(name for name, each in found.items() if expected[name] != each)
+    told["num_parameters"], told["sliced"] = len(found), engine.score([PROMPT])[0]
     try:
-        engine.load_weights(VERSION, str(folder / f"slices-{rank}"))
+        engine.load_weights(VERSION, publish_slices(folder, first, rank, num_ranks, spoiled))
     except WorkerFailed as error:
-        told["error"] = f"{type(error).__name__}: {error}"
-    else:
-        found = parameters(engine)
-        told["differing"] = sorted(name for name, each in found.items() if expected[name] != each)
-        told["num_parameters"], told["sliced"] = len(found), engine.score([PROMPT])[0]
+        told["error"] = str(error)
+    try:
+        engine.score([PROMPT])
+    except WorkerFailed as error:
+        told["refused"] = str(error)
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.barrier()
     engine.close()
