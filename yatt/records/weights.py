@@ -63,10 +63,10 @@ class WeightsDescribed(Message, frozen=True, kw_only=True):
 
 class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
     """Request to the node of a trainer rank: what does its host copy contain? `part`: of the slices of the
-    node with this number in an engine that spans several; None: of all."""
+    node with this number in an engine that spans several; below 0: of all."""
 
     rank: int
-    part: int | None = None
+    part: int = -1
 
 
 class WeightsOffered(Message, frozen=True, kw_only=True):
@@ -88,5 +88,5 @@ class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
     rank: int
     policy_version: int
     former_version: int
-    part: int | None = None
+    part: int = -1
     plan: bytes = b""

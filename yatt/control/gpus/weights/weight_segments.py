@@ -53,6 +53,16 @@ class WeightPart:
     rank: int
     part: int | None = None
 
+    @classmethod
+    def of(cls, order: c.DescribeWeights | c.OfferWeights) -> "WeightPart":
+        """Returns what a node asks for."""
+        return cls(order.rank, order.part if order.part >= 0 else None)
+
+    @property
+    def number(self) -> int:
+        """The part as orders have it."""
+        return -1 if self.part is None else self.part
+
 
 class GivenWeights:
     """What this node offers to others: the weights of its trainer ranks, and those that it has fetched."""
@@ -70,7 +80,7 @@ class GivenWeights:
         Raises:
             WorkerFailed: the rank is of another node, or is not built, or has no such part.
         """
-        found = await self._segment(WeightPart(order.rank, order.part))
+        found = await self._segment(WeightPart.of(order))
         return c.WeightsDescribed(
             plan=found.plan, size_bytes=found.size_bytes, unknown_bytes=found.unknown_bytes
         )
@@ -93,7 +103,7 @@ class GivenWeights:
         return c.WeightsOffered(host=ticket.host, port=ticket.port, name=ticket.name, key=ticket.key)
 
     async def _own(self, order: c.OfferWeights) -> OwnWeights:
-        which, stamp = WeightPart(order.rank, order.part), Stamp(self._node.attempt, order.policy_version)
+        which, stamp = WeightPart.of(order), Stamp(self._node.attempt, order.policy_version)
         segment = await self._segment(which)
         segment.reader.check(stamp)
         _check_plan(order, segment.digest)
@@ -106,7 +116,7 @@ class GivenWeights:
     async def _fill(self, order: c.OfferWeights) -> Fill:
         fetched = self._fetched(order.rank)
         fill = await fetched.filling(order.policy_version) if fetched is not None else None
-        if fetched is None or fill is None or fetched.which.part != order.part:
+        if fetched is None or fill is None or fetched.which != WeightPart.of(order):
             raise WorkerFailed(
                 f"this node does not fetch version {order.policy_version} of trainer rank {order.rank}"
             )
@@ -253,7 +263,7 @@ class FetchedWeights:
             WorkerFailed, DeadlineExceeded: they did not all come.
         """
         order = c.OfferWeights(
-            rank=self.which.rank, part=self.which.part, plan=self.digest,
+            rank=self.which.rank, part=self.which.number, plan=self.digest,
             policy_version=fill.policy_version, former_version=fill.former_version,
         )  # fmt: skip
         try:
@@ -271,7 +281,7 @@ class FetchedWeights:
 
     async def _allocate(self) -> _Segment:
         owner = self.node.placement.node_of(self.which.rank)
-        order = c.DescribeWeights(rank=self.which.rank, part=self.which.part)
+        order = c.DescribeWeights(rank=self.which.rank, part=self.which.number)
         described: c.WeightsDescribed = await self.ask(owner, order)
         path, plan_path = segment_path(self.stem, WEIGHTS), weight_plan_path(self.stem)
         await call_in_thread(partial(plan_path.write_bytes, described.plan))
