@@ -97,8 +97,9 @@ def make_seeing_scripted_model(folder: Path, **script: object) -> str:
 
 
 def make_qwen3(
-    folder: Path, *, tied: bool, seed: int = 0, experts: int = 0, layers: int = 2, head: float = 0.08
-) -> str:
+    folder: Path, *, tied: bool, seed: int = 0, experts: int = 0, layers: int = 2, head: float = 0.08,
+    kv_heads: int = 2,
+) -> str:  # fmt: skip
     """A random Qwen3 (or Qwen3-MoE), weights far from zero so that mistakes show; `head` scales it."""
     import transformers
 
@@ -109,7 +110,7 @@ def make_qwen3(
         "num_hidden_layers": layers,
         "intermediate_size": 128,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": kv_heads,
         "head_dim": 32,
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,

@@ -7,6 +7,7 @@ tests/unit/test_scale.py compares the counts with a real trainer's, and the page
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from yatt.adapters.node_local.host_segment import aligned_size
 from yatt.checkpoint.commit.pieces import FILE_BYTES
 from yatt.checkpoint.local.shards import PIECE_BYTES
 from yatt.core.gpus.placement import ROLLOUT
+from yatt.forecast.memory.fetching import slice_sizes
 from yatt.forecast.memory.fit import GIB
-from yatt.forecast.memory.parameters import cut_dim
+from yatt.models.cuts import cut_dim
 from yatt.models.model import Model, model_of
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 from yatt.weights.boxes import Block, blocks_of, boxes_of
@@ -210,8 +212,19 @@ def recipe_row(recipe: Recipe) -> list[str]:
         f"{plan.trainer_peak / GIB:.1f}", f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
         f"{max(host.total for host in plan.hosts) / 1e9:.0f} GB", _seconds(offload_s),
         _seconds(EXTRA_STALL * offload_s), f"{saved / 1e9:.0f} GB", _seconds(store_s),
-        _seconds(2 * worst.weights / link), _seconds(2 * size / fetch), _seconds(store_s),
+        _seconds(2 * worst.weights / link), _seconds(_needed(recipe, 2 * size) / fetch), _seconds(store_s),
     ]  # fmt: skip
+
+
+def _needed(recipe: Recipe, whole: int) -> int:
+    """Bytes of an engine node: of the whole model, or the slices of one node of an engine over several."""
+    sizes = slice_sizes(recipe.config, recipe.models[ROLLOUT])
+    if sizes is None:
+        return whole
+    parts = Counter[int]()
+    for (_, _, part), size in sizes.total.items():
+        parts[part] += size
+    return max(parts.values())
 
 
 def page() -> str:
@@ -225,9 +238,9 @@ def page() -> str:
         *(f"| {name} | {rate / 1e9:g} | {source} |" for name, (rate, source) in RATES.items()),
         "", f"Stall beyond the offload: {EXTRA_STALL:g} of a copy, the largest that was measured. "
         "Publication on a node: from a GPU to its host copy and from there to an engine's GPU, in the "
-        "trainer's layout. To an engine node: the whole model, through the chain of adr/0044, all of it "
-        "(where only changes travel, less). Upload and restore: all trainer nodes at once, "
-        "at the rate of the store. Cases where weights, gradients and "
+        "trainer's layout. To an engine node: the whole model, or of an engine over several nodes this "
+        "node's slices, through the chain of adr/0044 (where only changes travel, less). Upload and restore: "
+        "all trainer nodes at once, at the rate of the store. Cases where weights, gradients and "
         f"optimizer need more than {ROOM:.0%} of a GPU are left out.",
         "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD),
     ]  # fmt: skip

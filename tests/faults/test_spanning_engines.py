@@ -103,6 +103,17 @@ def test_a_lost_node_takes_its_block_along_and_both_come_back_together(tmp_path:
     assert len(at) == 1, "both were admitted at the same publication"
     later = {e["worker"] for e in events(run, "weights.check")}
     assert {"rollout-n3s0r0.1", "rollout-n4s0r1.1"} <= later
+    check_slices(run)
+
+
+def check_slices(run: RunFile) -> None:
+    """Each node has fetched its slices, in each life; nodes at the same place of an engine the same ones."""
+    fetched = events(run, "weights.fetch")
+    sizes = {node: {e["size_bytes"] for e in fetched if e["node"] == node} for node in (1, 2, 3, 4)}
+    (whole,) = {e["size_bytes"] for e in events(run, "weights.publish")}
+    assert sizes[1] == sizes[3] and sizes[2] == sizes[4] and all(len(each) == 1 for each in sizes.values())
+    assert all(0.4 * whole < size < 0.65 * whole for each in sizes.values() for size in each)
+    assert {e["unknown_bytes"] for e in fetched} == {0}
 
 
 def test_a_genrm_over_two_nodes_beside_rollout_engines_of_one_slot(tmp_path: Path, calm: RunFile) -> None:

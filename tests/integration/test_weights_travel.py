@@ -28,6 +28,7 @@ from yatt.adapters.node_local.host_segment import (
     segment_path,
     weight_plan_path,
 )
+from yatt.config.schema import RunConfig
 from yatt.control.gpus.weights import weight_segments
 from yatt.control.gpus.weights.fill import Fill
 from yatt.control.gpus.weights.former_weights import OwnWeights
@@ -51,8 +52,7 @@ BLOCKS = -(-SIZE // BLOCK)
 class Member:
     """One node's part of it."""
 
-    def __init__(self, folder: Path, index: int, engine_nodes: int) -> None:
-        config = disaggregated(1 + engine_nodes, 1, 1)
+    def __init__(self, folder: Path, index: int, config: RunConfig) -> None:
         launch = replace(config.launch, scratch_dir=str(folder), shm_dir=str(folder / f"shm{index}"))
         config = replace(config, launch=launch)
         self.node = Node(
@@ -79,10 +79,10 @@ class Member:
             return m.Failed(error=str(error), exit_code=error.exit_code)
         return None
 
-    async def take(self, policy_version: int) -> None:
+    async def take(self, policy_version: int, part_sums: dict[str, tuple[int, ...]] | None = None) -> None:
         order = c.TakeWeights(
             policy_version=policy_version, probe=(b"abcd",), probe_logprobs=(b"efgh",), rounding=0.25,
-            sums={"norm": 7},
+            sums={"norm": 7}, part_sums=part_sums or {},
         )  # fmt: skip
         await self.taken.take(order)
 
@@ -107,7 +107,8 @@ class Cluster:
     """A trainer node (node 0) and engine nodes, each with lines to the others over CURVE TCP."""
 
     def __init__(self, folder: Path, engine_nodes: int) -> None:
-        self.members = [Member(folder, index, engine_nodes) for index in range(1 + engine_nodes)]
+        config = disaggregated(1 + engine_nodes, 1, 1)
+        self.members = [Member(folder, index, config) for index in range(1 + engine_nodes)]
         stem = host_stem(self.members[0].node, 0)
         self.chance = np.random.default_rng(len(str(folder)))
         self.segment = SegmentWriter(segment_path(stem, "weights"), SIZE)
@@ -129,14 +130,21 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def connected(folder: Path, engine_nodes: int = 1) -> AsyncIterator[Cluster]:
-    keys, context, cluster = make_keys(folder / "keys"), zmq.Context(), Cluster(folder, engine_nodes)
+    cluster = Cluster(folder, engine_nodes)
+    async with lines_between(cluster.members, folder):
+        yield cluster
+
+
+@contextlib.asynccontextmanager
+async def lines_between(members: list[Member], folder: Path) -> AsyncIterator[None]:
+    keys, context = make_keys(folder / "keys"), zmq.Context()
     channels = []
     addresses = []
-    for member in cluster.members:
+    for member in members:
         socket = listening_socket(context, "tcp://127.0.0.1:*", keys)
         channels.append(Channel(socket, attempt=1, handler=member.answer))
         addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-    for member in cluster.members:
+    for member in members:
         for other, address in enumerate(addresses):
             if other != member.node.index:
                 socket = calling_socket(context, address, f"node{member.node.index}", keys)
@@ -144,9 +152,9 @@ async def connected(folder: Path, engine_nodes: int = 1) -> AsyncIterator[Cluste
                 member.peers.lines[f"node{other}"] = line
                 channels.append(line)
     try:
-        yield cluster
+        yield
     finally:
-        for member in cluster.members:
+        for member in members:
             member.given.close()
         await asyncio.gather(*(channel.close() for channel in channels))
         context.destroy(linger=0)
@@ -279,7 +287,7 @@ def test_a_lost_or_unknown_source_fails_the_fetch_at_once(
             taker = cluster.members[1]
             with pytest.raises(WorkerFailed, match="attempt 1 was asked for"):
                 await taker.take(1)
-            with pytest.raises(WorkerFailed, match="trainer rank 0 has no host copy here"):
+            with pytest.raises(WorkerFailed, match="trainer rank-00000 has no host copy here"):
                 await taker.given.describe(c.DescribeWeights(rank=0))
             with pytest.raises(WorkerFailed, match="does not fetch version 2 of trainer rank 0"):
                 await taker.given.offer(c.OfferWeights(rank=0, policy_version=2, former_version=0))

@@ -1,6 +1,7 @@
 """Every recipe is a run file that loads, fits, and is checked as far as it can be without weights."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -71,11 +72,18 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
 
 
 def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypatch) -> None:
-    """64 parts: 16 ranks have a stage's experts together, in four stages; a node has eight of them."""
-    host = recipe_of(FOLDER / "qwen3-235b-a22b.yaml").plan.hosts[0]
+    """64 parts: 16 ranks have a stage's experts together, in four stages; a node has eight of them. An engine
+    spans two nodes, each of which needs half of every part."""
+    recipe = recipe_of(FOLDER / "qwen3-235b-a22b.yaml")
+    placement = replace(recipe.config.placement, send_slices=False)
+    monkeypatch.chdir(ROOT)
+    host = memory_plan(replace(recipe.config, placement=placement), recipe.models).hosts[0]
     assert host.fetched == pytest.approx(7 * host.weights, rel=0.02)
     assert host.given == pytest.approx(host.weights, rel=0.02)
-    monkeypatch.chdir(ROOT)
+    host, model_bytes = recipe.plan.hosts[0], 2 * 235.1e9
+    assert host.fetched == pytest.approx(7 / 8 * model_bytes / 2, rel=0.01), "experts count most"
+    assert host.unknown == 0
+    assert host.in_shm == host.weights + host.optimizer + host.fetched
     dense = FOLDER / "qwen3-8b-rule.yaml"
     assert recipe_of(dense).plan.hosts[0].fetched == 0
     split = ["placement.mode=disaggregated", "launch.nodes=3", "placement.trainer_nodes=1"]

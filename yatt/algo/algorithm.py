@@ -11,8 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from yatt.algo.advantage import RewardTable, advantages
-from yatt.algo.loss import ClipRange, TokenLosses
-from yatt.algo.policy_loss import loss_of
+from yatt.algo.loss import ClipRange, TokenLosses, loss_of
 from yatt.algo.view import LossView
 from yatt.config.sections.algorithm import GROUP_BASELINES, AlgorithmSection
 
@@ -69,5 +68,5 @@ class ConfiguredAlgorithm:
         return advantages(self._section.adv_estimator, table, self._section.gamma)
 
     def loss(self, view: LossView) -> TokenLosses:
-        """See `yatt.algo.policy_loss`."""
+        """See `yatt.algo.loss`."""
         return self._loss(view, self._clip)

@@ -48,6 +48,7 @@ OPERATIONAL = (
     "environment.timeout_s",
     "environment.trial",
     "placement.send_changes",
+    "placement.send_slices",
     "checkpoint.save_every",
     "checkpoint.save_every_minutes",
     "checkpoint.keep",

@@ -273,6 +273,11 @@ class PlacementSection:
     types. A node that gives weights then holds them once more in memory, and a node that fetches them has
     the newest changes."""
 
+    send_slices: bool = True
+    """Between nodes, send a node of an engine that spans several only the slices of weights that its GPUs
+    have; no effect on engines that fit a node. false: all of every tensor, a multiple of the memory and of
+    the time, for an engine that reads more than its slices."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSection:

@@ -161,7 +161,8 @@ class VllmEngine:
         self._llm.collective_rpc("start_weight_update")
         update = {
             "stems": list(map(str, publication.stems)), "attempt": publication.stamp.attempt,
-            "policy_version": policy_version, "sums": publication.sums,
+            "policy_version": policy_version, "sums": publication.here,
+            "part": publication.part,
         }  # fmt: skip
         self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
         self._llm.collective_rpc("finish_weight_update")

@@ -6,9 +6,8 @@ from typing import Any
 
 from yatt.errors import ConfigError
 from yatt.models.config_types import flag_of
-from yatt.models.dense import ALLOWED, read_dense, without_rotary_share
+from yatt.models.dense import ALLOWED, read_dense, read_latent, without_rotary_share
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
-from yatt.models.latent import read_latent
 from yatt.models.pictures.tiled import INTERN, read_tiled
 from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows

@@ -19,6 +19,12 @@ from yatt.records.message import (
 )
 from yatt.records.shards import Count
 from yatt.records.usage import RankUsage
+from yatt.records.weights import (
+    DescribeWeights as DescribeWeights,
+    OfferWeights as OfferWeights,
+    WeightsDescribed as WeightsDescribed,
+    WeightsOffered as WeightsOffered,
+)
 
 
 class StartWorkers(Order[Done], frozen=True, kw_only=True):
@@ -197,7 +203,7 @@ class TakeWeights(Order[Done], frozen=True, kw_only=True):
     fetches from other nodes.
 
     `probe`, `probe_logprobs` and `rounding` are as in PublishOrder and Published. `sums`: checksums of some
-    tensors, by name.
+    tensors, by name; `part_sums`: of the slices of each node of an engine that spans several.
     """
 
     policy_version: int
@@ -205,39 +211,7 @@ class TakeWeights(Order[Done], frozen=True, kw_only=True):
     probe_logprobs: tuple[bytes, ...]
     rounding: float
     sums: dict[str, int]
-
-
-class WeightsDescribed(Message, frozen=True, kw_only=True):
-    """A rank's `WeightPlan` (msgpack), and the bytes of its segment of weights."""
-
-    plan: bytes
-    size_bytes: int
-
-
-class DescribeWeights(Order[WeightsDescribed], frozen=True, kw_only=True):
-    """Request to the node of a trainer rank: what does its host copy contain?"""
-
-    rank: int
-
-
-class WeightsOffered(Message, frozen=True, kw_only=True):
-    """Where and with which key to fetch what was asked for (`yatt.adapters.net.bulk.Ticket`)."""
-
-    host: str
-    port: int
-    name: bytes
-    key: bytes
-
-
-class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
-    """Request to a node for a trainer rank's weights of this policy version, which it has or fetches.
-
-    `former_version`: the version that the caller has now; 0: none.
-    """
-
-    rank: int
-    policy_version: int
-    former_version: int
+    part_sums: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
 
 
 class SyncWeights(Order[Done], frozen=True, kw_only=True):

@@ -129,8 +129,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
 
     `structure`: what the engine may write, {"choice": [...]} or {"json": schema} as JSON; empty: anything.
     `media`: pictures of the prompt, whose placeholder tokens `prompt_ids` has already. `group`: requests of
-    one group share a prompt, so one engine should serve them. `scored_from`: above 0, nothing is sampled: the
-    answer has the log-probs of the prompt's tokens from this index on, at temperature 1.
+    one group share a prompt, so one engine should serve them. `scored_from`: above 0, the answer has the
+    log-probs of the prompt's tokens from there on (temperature 1), and no tokens.
     """
 
     under_lease: ClassVar[bool] = True
@@ -169,7 +169,7 @@ class Completed(Message, frozen=True, kw_only=True):
     `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
     engine failed, the request is to be sent again). Only controllers write moved (the engine was put to
     sleep: the request goes on elsewhere with these tokens) and media_fault (`error` says why a picture cannot
-    be used). `score`: of a scalar reward model, which samples no tokens.
+    be used). `score`: of a scalar reward model.
     """
 
     request_id: str
@@ -202,7 +202,6 @@ class LoadWeights(Order[WeightsLoaded], frozen=True, kw_only=True):
     """Order to load the weights published in `folder`, compare them, and return `probe`'s log-probs."""
 
     under_lease: ClassVar[bool] = True
-
     policy_version: int
     folder: str
     probe: tuple[bytes, ...] = ()
@@ -373,13 +372,15 @@ class Published(Message, frozen=True, kw_only=True):
     """The host copy has the weights; the trainer's own log-probs of the probe, as in WeightsLoaded.
 
     `size_bytes`, `sums`: of the boxes that this rank answers for; one rank of those with the same boxes does.
-    `sums`: of some tensors, the boxes' part of the checksum (`yatt.weights.checksum.box_sum`).
-    `rounding`: the log-probs' mean change when every layer's output is rounded once more.
+    `sums`: of some tensors, the boxes' part of the checksum (`yatt.weights.checksum.box_sum`). `part_sums`:
+    of the slices of each node of an engine over several. `rounding`: the log-probs' mean change when every
+    layer's output is rounded once more.
     """
 
     size_bytes: int
     probe_logprobs: tuple[bytes, ...]
     sums: dict[str, int] = msgspec.field(default_factory=dict)
+    part_sums: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     rounding: float = 0.0
 
 
@@ -387,7 +388,6 @@ class Publish(Order[Published], frozen=True, kw_only=True):
     """Order to bring the weights in the host copy up to date."""
 
     under_lease: ClassVar[bool] = True
-
     policy_version: int
     probe: tuple[bytes, ...] = ()
 

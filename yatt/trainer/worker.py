@@ -196,7 +196,7 @@ class TrainerRank:
         if config.trainer.offload_optimizer:
             host.keep_away(STATE)
             step_in_parts(policy.optimizer, host.visited)
-        self._built = _Built(learner, host, Weights(policy, host, Path(order.stem)), plan)
+        self._built = _Built(learner, host, Weights(config, policy, host, Path(order.stem)), plan)
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
 
@@ -258,13 +258,14 @@ class TrainerRank:
             raise WorkerFailed(
                 f"policy version {order.policy_version} was to be published, it is {built.host.version}"
             )
-        sums = built.weights.publish(order.policy_version, self._tick)
+        sums, part_sums = built.weights.publish(order.policy_version, self._tick)
         sequences = self._probe_sequences(order.probe)
         cut = sequence_cut(learner)
         rows = probe_logprobs(learner.policy, sequences, cut, self._tick)
         return m.Published(
             size_bytes=built.weights.size_bytes,
             sums=sums,
+            part_sums=part_sums,
             probe_logprobs=tuple(m.pack_floats(row.tolist()) for row in rows),
             rounding=self._rounding.at(
                 order.policy_version, learner.policy, sequences, rows, cut, self._tick

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,10 @@ from safetensors.torch import save_file
 
 from tests.integration.trainer.pictured import pictures_in, see_pictures, with_pictures
 from tests.integration.trainer.traps import planted
+from tests.sliced_weights import packed_copy
 from tests.tiny_vision import probe_rows
 from yatt.adapters.machine.collector import collect_rarely
-from yatt.adapters.node_local.host_segment import Stamp
+from yatt.adapters.node_local.host_segment import HEADER_BYTES, Stamp, segment_path
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.checkpoint.store.store import FolderStore
@@ -44,8 +46,11 @@ from yatt.config.schema import (
     TrainerSection,
     VisionSection,
 )
-from yatt.control.gpus.weights.publications import sum_of_boxes
+from yatt.control.gpus.weights.publications import sum_of_boxes, sum_of_parts
 from yatt.errors import ConfigError
+from yatt.forecast.memory.fetching import slice_sizes
+from yatt.models.cuts import engine_cuts
+from yatt.models.model import Model
 from yatt.records import cluster as c, message as m
 from yatt.uploader.upload import Throttle, UploadJob
 from yatt.weights.published import PublishedWeights
@@ -54,6 +59,9 @@ NUM_SAMPLES, N, VOCAB = 16, 4, 62
 """Four prompt groups; the vocabulary is not a multiple of four, so that its padding is tested."""
 
 PROBE_LENGTHS = (7, 2, 12)
+
+NUM_PARTS = 2
+"""Nodes of an engine, each with one GPU: what is published is read whole, and as each node has it."""
 
 NOT_OF_TRAINER = ("dtype", "bucket_size")
 
@@ -75,7 +83,7 @@ def make_config(
         model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
-        rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8),
+        rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS),
         vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
     )
@@ -424,9 +432,10 @@ def publish(worker, folder: Path, lengths: tuple[int, ...] = ()) -> dict:
     version = worker._ready.host.version
     answer = worker.handle(m.Publish(policy_version=version, probe=probe))
     every: list = [None] * dist.get_world_size()
-    dist.all_gather_object(every, answer.sums)
+    dist.all_gather_object(every, (answer.sums, answer.part_sums))
     if dist.get_rank() == 0:
-        keep_published(folder, Stamp(1, version), len(every), sum_of_boxes(every))
+        keep_published(folder, Stamp(1, version), len(every), sum_of_boxes(sums for sums, _ in every))
+        check_slices(worker, folder, Stamp(1, version), sum_of_parts(parts for _, parts in every))
     dist.barrier()
     logprobs = [m.unpack_floats(raw) for raw in answer.probe_logprobs]
     return {"logprobs": logprobs, "rounding": answer.rounding}
@@ -441,6 +450,35 @@ def keep_published(folder: Path, stamp: Stamp, world_size: int, sums: dict[str, 
     assert published.damaged(flipped) == list(flipped)
     save_file({name: tensor.clone() for name, tensor in published}, folder.with_suffix(".published"))
     published.check()
+
+
+def check_slices(worker, folder: Path, stamp: Stamp, sums: dict[str, tuple[int, ...]]) -> None:
+    """Reads what each node of an engine would fetch: all of its slices, with the checksums and the bytes that
+    were counted without a trainer."""
+    config, policy = worker._config, worker._ready.learner.policy
+    model, section = Model(shape=policy.shape, rows=policy.rows), config.trainer
+    cuts, sizes = engine_cuts(config, model.rows, model.shape), slice_sizes(config, model)
+    assert sizes is not None and sums.keys() <= cuts.cuts.keys()
+    assert bool(cuts.cuts) is not bool(config.model.family), "of a family of the user's no cut is known"
+    each = dist.get_world_size() // section.pipeline_model_parallel_size
+    for part in range(NUM_PARTS):
+        stems, found = [], Counter()
+        for rank in range(dist.get_world_size()):
+            if (place := rank % each) >= section.whole_stage:
+                continue  # another copy of the same
+            stems.append(folder.with_suffix(f".part-{part}-{rank}"))
+            packed_copy(folder.parent / f"host-{rank:05d}", stems[-1], part, stamp)
+            at = rank // each, place, part
+            size_bytes = segment_path(stems[-1], "weights").stat().st_size - HEADER_BYTES
+            is_planted = bool(config.model.family)  # its file may change the ranks' own cut
+            assert is_planted or size_bytes == sizes.total[at], (at, size_bytes, sizes.total[at])
+            found[at] = size_bytes
+        here = {name: totals[part] for name, totals in sums.items()}
+        weights = PublishedWeights(stems, stamp, part=part)
+        assert weights.damaged(here) == [] and found.total() > 0
+        assert weights.damaged({name: total ^ 1 for name, total in here.items()}) == list(here)
+        for stem in stems:
+            segment_path(stem, "weights").unlink()
 
 
 def nap(worker, notes: dict) -> None:

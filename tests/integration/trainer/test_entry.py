@@ -55,8 +55,10 @@ class Controller:
 
 @pytest.fixture
 def trainer(tmp_path, models):
+    made = make_config(str(models["qwen3"]), {})
     config = dataclasses.replace(
-        make_config(str(models["qwen3"]), {}),
+        made,
+        rollout=dataclasses.replace(made.rollout, tp_size=1),  # the process checks it: there is one slot
         run=RunSection(dir=str(tmp_path)),
         rewards=(RewardSection(name="unused", path="builtin:unused"),),
         lease=LeaseSection(renew_s=0.2),

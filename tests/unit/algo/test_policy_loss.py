@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from yatt.algo.loss import BatchTotals, ClipRange, token_weights
-from yatt.algo.policy_loss import cispo, gmpo, gspo
+from yatt.algo.loss import BatchTotals, ClipRange, cispo, gmpo, gspo, token_weights
 from yatt.algo.view import LossView
 
 LENGTHS = [5, 2, 7, 1, 3, 4]

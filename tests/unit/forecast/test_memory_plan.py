@@ -72,7 +72,20 @@ def test_an_engine_without_room_for_one_sequence_is_named():
 def test_host_memory_that_is_too_small_is_named():
     plan = plan_of()
     assert "host memory" in dict(memory_faults(plan, 100 * GIB))["launch.nodes"]
-    assert not list(memory_faults(plan, 200 * GIB))
+    (host,) = plan.hosts
+    assert host.in_shm == host.weights + host.optimizer < host.total
+    (fault,) = memory_faults(plan, 200 * GIB)
+    assert fault[0] == "launch.shm_dir" and "which has 100.0 GiB" in fault[1], "Linux makes it half of memory"
+    assert not list(memory_faults(plan, 200 * GIB, host.in_shm))
+    (fault,) = memory_faults(plan, 0, host.in_shm - 1)
+    assert fault[0] == "launch.shm_dir" and "each trainer node holds" in fault[1]
+    assert "remount,size" in fault[1] and "more nodes" in fault[1]
+    assert not list(memory_faults(plan))
+
+
+def test_prepared_pictures_are_in_the_memory_filesystem_too():
+    plain, seeing = plan_of().hosts[0], plan_of(f"media.cache_bytes={GIB}").hosts[0]
+    assert seeing.in_shm - plain.in_shm == GIB == seeing.total - plain.total
 
 
 @pytest.mark.parametrize("pp", [1, 2, 5, 7])

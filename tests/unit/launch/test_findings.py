@@ -9,7 +9,13 @@ from yatt.adapters.files.shared_folder import Report, Spread
 from yatt.adapters.slurm.slurm import node_gpus_by_type, parse_config, parse_lines
 from yatt.config.load import load_as, load_run_config
 from yatt.config.site import SiteConfig, site_rules
-from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
+from yatt.launch.diagnose.folders import (
+    Folder,
+    local_folder_findings,
+    mount_of,
+    run_folder_findings,
+    shm_findings,
+)
 from yatt.launch.diagnose.nodes import is_up
 from yatt.launch.diagnose.partitions import has_user_signal
 from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits
@@ -355,3 +361,21 @@ def test_folders_of_the_node(changes, level: str) -> None:
         **{"key": "shm_dir", "path": "/dev/shm", "filesystem": "tmpfs", "free_bytes": 8 << 30, **changes}
     )
     assert [f.level for f in local_folder_findings(folder)] == [level]
+
+
+@pytest.mark.parametrize(
+    ("held", "one_machine", "levels"),
+    [
+        (0, True, []), (7 << 30, True, ["ok"]), (8 << 30, False, ["ok"]), (9 << 30, False, ["warn"]),
+        (9 << 30, True, ["fail"]),
+    ],
+)  # fmt: skip
+def test_what_a_node_holds_in_memory_is_compared_with_the_filesystem(held, one_machine, levels) -> None:
+    folder = Folder(key="shm_dir", path="/dev/shm", filesystem="tmpfs", size_bytes=8 << 30)
+    found = list(shm_findings(folder, held, is_one_machine=one_machine))
+    assert [each.level for each in found] == levels
+    if held > 8 << 30:
+        assert "holds 9.0 GiB" in found[0].what and "/dev/shm on this machine has 8.0 GiB" in found[0].what
+        assert "remount,size" in found[0].cure and "more nodes" in found[0].cure
+    nowhere = replace(folder, problem="it does not exist", size_bytes=0)
+    assert not list(shm_findings(nowhere, held, is_one_machine=one_machine))

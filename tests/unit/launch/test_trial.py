@@ -53,6 +53,19 @@ def test_two_good_nodes(tmp_path: Path) -> None:
     assert found[0].what == "n1, n2: 4 GPUs each; all nodes reach each other."
 
 
+def test_a_memory_filesystem_that_is_too_small_for_the_run_is_named(tmp_path: Path) -> None:
+    demand, small = replace(TRAINER, shm_bytes=9 << 30), replace(GOOD, shm_bytes=8 << 30)
+    for facts, num in ((small, 1), (replace(GOOD, shm_bytes=9 << 30), 0), (GOOD, 0)):
+        found = list(
+            trial_findings(Trial(facts=(facts,), report=report()), site(tmp_path), replace(demand, nodes=1))
+        )
+        faults = [each for each in found if each.level == "fail"]
+        assert len(faults) == num
+        for fault in faults:
+            assert fault.about == "n1" and "shm_dir: a node of the run holds 9.0 GiB" in fault.what
+            assert "which has 8.0 GiB" in fault.what and "remount,size" in fault.cure
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "says"),
     [

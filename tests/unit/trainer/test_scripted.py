@@ -11,11 +11,24 @@ import pytest
 from tests.runs import environment
 from yatt.adapters.node_local.host_segment import STATE
 from yatt.checkpoint.commit.pieces import ITEM_BYTES
+from yatt.config.schema import TrainerSection
+from yatt.models.cuts import EngineCuts
 from yatt.models.rows import Part, WeightRow, matrix_row, vector_row
 from yatt.trainer.scripted.layout import ModelShare, laid_out
 from yatt.trainer.scripted.state import BLOCK_ELEMENTS, STATE_BYTES, state_after, state_elements, state_in
 
 DTYPES = ["float32", "bfloat16"]
+NO_CUTS = EngineCuts({}, frozenset())
+
+
+def section_of(tensor: int, pipeline: int) -> TrainerSection:
+    return TrainerSection(
+        total_iterations=1,
+        train_batch_size=1,
+        mini_batch_size=1,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+    )
 
 
 def made(key: str, dtype: str, state: bytes, first: int, count: int) -> bytes:
@@ -64,8 +77,8 @@ def test_the_ranks_have_each_element_once(world, tensor, pipeline, dtype) -> Non
     counted: dict[str, set[tuple[int, ...]]] = {}
     weights: dict[str, int] = {}
     for rank in range(world):
-        share = ModelShare.of(rank, world, tensor=tensor, pipeline=pipeline)
-        runs, pieces, planned = laid_out(share.rows(ROWS), share, dtype)
+        share = ModelShare.of(rank, world, section_of(tensor, pipeline))
+        runs, pieces, planned = laid_out(share.rows(ROWS), share, dtype, NO_CUTS)
         for area, its in runs.items():
             ends = [(run.at, run.at + run.size_bytes) for run in its]
             assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends)), area
@@ -101,8 +114,8 @@ def places(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, .
 
 def test_large_rows_are_cut_into_pieces() -> None:
     row = WeightRow(name="big", parts=(Part("big", 3 << 12),), width=1 << 10)
-    share = ModelShare.of(0, 1, tensor=1, pipeline=1)
-    _, pieces, _ = laid_out([row], share, "float32")
+    share = ModelShare.of(0, 1, section_of(1, 1))
+    _, pieces, _ = laid_out([row], share, "float32", NO_CUTS)
     assert len(pieces) == 9 and {piece.size_bytes for piece in pieces} == {16 << 20}
 
 

@@ -40,9 +40,9 @@ def test_a_token_has_its_own_reward_whatever_the_layout(cp: int) -> None:
     for rank in range(cp):
         cut = SequenceLayout(align=2 * cp, cp_size=cp, cp_rank=rank)
         micro = micro_batch(samples, weights, cut, torch.device("cpu"))
-        assert micro.rewards_T is not None
-        seen |= dict(zip(micro.flat_T.tolist(), micro.rewards_T.tolist(), strict=True))
+        assert micro.sampled.rewards_T is not None
+        seen |= dict(zip(micro.flat_T.tolist(), micro.sampled.rewards_T.tolist(), strict=True))
         own = micro.sampler_T != -9.0  # the others have no reward
-        assert torch.equal(micro.rewards_T[own], micro.sampler_T[own])
-        assert micro_batch([plain], weights[1:2], cut, torch.device("cpu")).rewards_T is None
+        assert torch.equal(micro.sampled.rewards_T[own], micro.sampler_T[own])
+        assert micro_batch([plain], weights[1:2], cut, torch.device("cpu")).sampled.rewards_T is None
     assert [seen[index] for index in range(11)] == [-0.5, 0.25, 1.0, 2.0, 0, 0, 0, 0, -0.5, 0.25, 0.0]

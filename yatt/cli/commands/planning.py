@@ -37,7 +37,7 @@ def plan(arguments: argparse.Namespace) -> int:
     models = models_of(config)
     check_possible(config, models[ROLLOUT], gpu_bytes)
     found = memory_plan(config, models, gpu_bytes)
-    faults = plan_faults(config, models, found, int(arguments.host_gib * GIB))
+    faults = plan_faults(config, models, found, int(arguments.host_gib * GIB), int(arguments.shm_gib * GIB))
     inputs = time_inputs(arguments, config)
     times = iteration_times(config, models, found, inputs)
     if arguments.json:
@@ -66,8 +66,8 @@ def check_numbers(arguments: argparse.Namespace) -> None:
         ConfigError: one is.
     """
     for option, least, most in (
-        ("gpu_gib", 1.0, 1e6), ("host_gib", 0.0, 1e6), ("tokens", 0.0, 1e9), ("mfu", 0.0, 1.0),
-        ("peak_tflops", 0.0, 1e6), ("memory_tbps", 0.0, 1e6),
+        ("gpu_gib", 1.0, 1e6), ("host_gib", 0.0, 1e6), ("shm_gib", 0.0, 1e6), ("tokens", 0.0, 1e9),
+        ("mfu", 0.0, 1.0), ("peak_tflops", 0.0, 1e6), ("memory_tbps", 0.0, 1e6),
     ):  # fmt: skip
         value = getattr(arguments, option)
         if not (least <= value <= most and (value == 0 or value >= LEAST_RATE)):
@@ -196,8 +196,11 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
             f"host memory of each {host.kind} node": {
                 "weights": host.weights, "optimizer": host.optimizer, "reference model": host.reference,
                 "weights fetched from other nodes": host.fetched,
+                "of these, whole because the engine's cut is not known": host.unknown,
                 "former version of weights given to other nodes": host.given,
-                "sleeping GenRMs": host.genrms, "processes": host.processes, "sum": host.total,
+                "sleeping GenRMs": host.genrms, "prepared pictures": host.media,
+                "processes": host.processes, "sum": host.total,
+                "of the sum, in the memory filesystem": host.in_shm,
             }
             for host in found.hosts
         },

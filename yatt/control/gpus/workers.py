@@ -16,7 +16,7 @@ from yatt.control.gpus.engines import LocalEngines
 from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.gpus.unfit import UnfitEngines
-from yatt.control.gpus.weights.publications import LocalPublication, Publications, sum_of_boxes
+from yatt.control.gpus.weights.publications import LocalPublication, Publications, sum_of_boxes, sum_of_parts
 from yatt.control.node import Node
 from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
 from yatt.core.gpus.weight_check import WeightCheck
@@ -159,7 +159,8 @@ class Workers:
         size_bytes = sum(answer.size_bytes for answer in answers)
         self._events.emit("weights.publish", policy_version=policy_version, size_bytes=size_bytes)
         sums = sum_of_boxes(answer.sums for answer in answers)
-        return msgspec.structs.replace(answers[0], size_bytes=size_bytes, sums=sums)
+        parts = sum_of_parts(answer.part_sums for answer in answers)
+        return msgspec.structs.replace(answers[0], size_bytes=size_bytes, sums=sums, part_sums=parts)
 
     async def sync(self) -> None:
         """Loads the newest weights into rollout engines that kept their slab through training.

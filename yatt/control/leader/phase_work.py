@@ -15,7 +15,7 @@ from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.run_folder.attempt_claim import check_newest
 from yatt.checkpoint.commit.manifest_format import Manifest
 from yatt.config.schema import ValidationSection
-from yatt.control.gpus.weights.publications import sum_of_boxes
+from yatt.control.gpus.weights.publications import sum_of_boxes, sum_of_parts
 from yatt.control.leader.batch_meter import BatchMeter
 from yatt.control.leader.batches import Batch, BatchSampling
 from yatt.control.leader.metrics_row import MetricsRow
@@ -149,6 +149,7 @@ class PhaseWork:
         take = c.TakeWeights(
             policy_version=policy_version, probe=probe, probe_logprobs=answers[0].probe_logprobs,
             rounding=answers[0].rounding, sums=sum_of_boxes(answer.sums for answer in answers),
+            part_sums=sum_of_parts(answer.part_sums for answer in answers),
         )  # fmt: skip
         engine_nodes = sorted(self._node.placement.pools[ROLLOUT])
         await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))

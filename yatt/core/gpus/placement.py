@@ -227,13 +227,24 @@ class Placement:
             ranks.append(local[0] if local else having[turn % copies])
         return tuple(ranks)
 
-    def weight_chains(self, stage_ranks: int, pp_size: int) -> dict[int, tuple[int, ...]]:
-        """Maps trainer ranks to the nodes that fetch their weights from another node, in order."""
-        chains: dict[int, tuple[int, ...]] = {}
+    def weight_part(self, node: int) -> int:
+        """Returns the number of a node among those of its rollout engine: which slices its ranks have."""
+        return (node - self.first_engine_node) % self.spans.get(ROLLOUT, 1)
+
+    def weight_chains(
+        self, stage_ranks: int, pp_size: int, *, in_parts: bool = False
+    ) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Maps trainer ranks and parts to the nodes that fetch these weights from another node, in order.
+
+        Args:
+            in_parts: nodes fetch slices, so a chain has nodes with the same ones; else all have part 0.
+        """
+        chains: dict[tuple[int, int], tuple[int, ...]] = {}
         for node in sorted(self.pools[ROLLOUT]):
+            part = self.weight_part(node) if in_parts else 0
             for rank in self.weight_ranks(node, stage_ranks, pp_size):
                 if self.node_of(rank) != node:
-                    chains[rank] = (*chains.get(rank, ()), node)
+                    chains[rank, part] = (*chains.get((rank, part), ()), node)
         return chains
 
 

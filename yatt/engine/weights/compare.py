@@ -67,7 +67,8 @@ def published_checksums(publication: Publication) -> dict[str, str]:
     Raises:
         WorkerFailed: the weights are not there in this version.
     """
-    return PublishedWeights(publication.stems, publication.stamp).checksums(publication.sums)
+    weights = PublishedWeights(publication.stems, publication.stamp, part=publication.part)
+    return weights.checksums(publication.sums)
 
 
 def check_published(weights: PublishedWeights, sums: dict[str, int]) -> None:

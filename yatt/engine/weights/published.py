@@ -1,9 +1,9 @@
 """Reads the index of the weights that are published on this node.
 
-A publication is `index.json` = ``{"policy_version", "attempt", "stems", "sums"}``. A stem is the path of the
-host copy of a trainer rank, on the node's memory filesystem; its plan says which boxes of which tensors it
-contains (`yatt.weights.published`). Weights are read from there, so a publication is no copy. This module
-does not import torch, because the scripted engine reads the index too.
+A publication is `index.json`, a `PublicationIndex`. A stem is the path of the host copy of a trainer rank, on
+the node's memory filesystem; its plan says which boxes of which tensors it contains
+(`yatt.weights.published`). Weights are read from there, so a publication is no copy. This module does not
+import torch, because the scripted engine reads the index too.
 """
 
 from dataclasses import dataclass
@@ -35,21 +35,32 @@ def tensors_taken() -> int:
 
 
 class PublicationIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's content; `sums` has the checksums of some tensors, by name."""
+    """The file's content; `sums` has the checksums of some tensors, by name. `part`: the number of this node
+    in an engine that spans several, of whose slices `part_sums` has the checksums; None: the node has all."""
 
     policy_version: int
     attempt: int
     stems: tuple[str, ...]
     sums: dict[str, int]
+    part: int | None = None
+    part_sums: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One published set of weights."""
+    """One published set of weights.
+
+    Args:
+        sums: checksums of whole tensors.
+        here: checksums of what this node has of them.
+        part: the slices that it has; None: all.
+    """
 
     stamp: Stamp
     stems: tuple[Path, ...]
     sums: dict[str, int]
+    here: dict[str, int]
+    part: int | None = None
 
 
 def read_publication(folder: str, policy_version: int) -> Publication:
@@ -73,4 +84,7 @@ def read_publication(folder: str, policy_version: int) -> Publication:
             f"{path} is of policy version {index.policy_version}, but version {policy_version} was asked for"
         )
     stamp = Stamp(index.attempt, policy_version)
-    return Publication(stamp=stamp, stems=tuple(map(Path, index.stems)), sums=index.sums)
+    return Publication(
+        stamp=stamp, stems=tuple(map(Path, index.stems)), sums=index.sums,
+        here=index.sums | index.part_sums, part=index.part,
+    )  # fmt: skip

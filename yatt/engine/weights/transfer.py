@@ -52,12 +52,14 @@ class HostCopyInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vllm is
 
 @dataclass
 class HostCopyUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Paths of the host copies, their stamp, and checksums of some tensors by name."""
+    """Paths of the host copies, their stamp, the number of the node in an engine that spans several, and
+    checksums of what it has of some tensors by name."""
 
     stems: list[str]
     attempt: int
     policy_version: int
     sums: dict[str, int]
+    part: int | None = None
 
 
 _Base: Any = WeightTransferEngine[HostCopyInitInfo, HostCopyUpdateInfo]
@@ -91,7 +93,7 @@ class HostCopyTransferEngine(_Base):  # type: ignore[misc]  # as above
         """Loads every published tensor into the model."""
         stamp = Stamp(update_info.attempt, update_info.policy_version)
         stems, is_for_gpu = [Path(stem) for stem in update_info.stems], self.device.type == "cuda"
-        self._published = PublishedWeights(stems, stamp, is_for_gpu=is_for_gpu)
+        self._published = PublishedWeights(stems, stamp, part=update_info.part, is_for_gpu=is_for_gpu)
         self._sums = update_info.sums
         with torch.no_grad():
             self.model.load_weights(with_progress(self._published))

@@ -179,14 +179,14 @@ def check_possible(config: RunConfig, model: Model, gpu_bytes: int = GPU_BYTES) 
 
 
 def plan_faults(
-    config: RunConfig, models: Mapping[str, Model], plan: MemoryPlan, host_bytes: int = 0
+    config: RunConfig, models: Mapping[str, Model], plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0
 ) -> list[Fault]:
     """What of a plan does not fit, with the nearest layout of the trainer that fits.
 
     Args:
-        host_bytes: host memory of a node; 0: not known.
+        host_bytes, shm_bytes: see memory_faults.
     """
-    faults = list(memory_faults(plan, host_bytes))
+    faults = list(memory_faults(plan, host_bytes, shm_bytes))
     if plan.trainer_fits:
         return faults
     advice = nearest_in_words(config, models[ROLLOUT], plan.gpu_bytes)

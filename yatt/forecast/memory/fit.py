@@ -10,6 +10,7 @@ from yatt.config.sizes import engine_node_gpus, slab_gpus
 from yatt.control.gpus.unfit import PROCESS_BYTES
 from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
+from yatt.forecast.memory.fetching import slice_sizes
 from yatt.forecast.memory.parameters import table_of
 from yatt.forecast.memory.trainer import TrainerMemory, trainer_demand, trainer_memory, worst_stage
 from yatt.models.model import Model
@@ -35,9 +36,12 @@ class HostMemory:
         weights: host copies of parameters, which engines load.
         optimizer: host copies of main copies and moments.
         reference: host copies of the reference model.
-        fetched: weights of other nodes' ranks, without which the node's engines have not the whole model.
+        fetched: weights of other nodes' ranks, without which the node's engines have not all that they need.
+        unknown: of these, tensors of which an engine over several nodes has slices, but not known which, so
+            that each node fetches all of them.
         given: the former version of the weights that other nodes fetch (`placement.send_changes`).
         genrms: weights of GenRMs that sleep.
+        media: prepared pictures, if the run file says how much.
         processes: beside these.
     """
 
@@ -46,19 +50,26 @@ class HostMemory:
     optimizer: int = 0
     reference: int = 0
     fetched: int = 0
+    unknown: int = 0
     given: int = 0
     genrms: int = 0
+    media: int = 0
     processes: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
         kept = self.weights + self.optimizer + self.reference
-        return kept + self.fetched + self.given + self.genrms + self.processes
+        return kept + self.fetched + self.given + self.genrms + self.media + self.processes
+
+    @property
+    def in_shm(self) -> int:
+        """Of these, what is in the memory filesystem (`launch.shm_dir`)."""
+        return self.weights + self.optimizer + self.fetched + self.media
 
 
 def host_memory(
-    config: RunConfig, stages: Sequence[TrainerMemory], engines: Sequence[EngineMemory]
+    config: RunConfig, stages: Sequence[TrainerMemory], engines: Sequence[EngineMemory], policy: Model
 ) -> list[HostMemory]:
     """Memory of a node of each kind, of the node that needs most of each part.
 
@@ -66,7 +77,9 @@ def host_memory(
         stages: the trainer's memory, of every pipeline stage.
     """
     gpus, is_split = config.launch.gpus_per_node, config.placement.mode == "disaggregated"
-    fetched, given = _exchanged(config, stages)
+    exchanged = exchanged_weights(config, stages, policy)
+    fetched, given = max(exchanged.fetched.values(), default=0), max(exchanged.given.values(), default=0)
+    unknown, media = max(exchanged.unknown.values(), default=0), config.media.cache_bytes
     num_engines = 0 if is_split else sum(max(gpus // engine.num_gpus, 1) for engine in engines)
     trainer = HostMemory(
         kind="trainer",
@@ -74,7 +87,9 @@ def host_memory(
         optimizer=gpus * max(aligned_size(stage.optimizer) for stage in stages),
         reference=gpus * max(stage.reference for stage in stages),
         fetched=0 if is_split else fetched,
+        unknown=0 if is_split else unknown,
         given=given,
+        media=media,
         genrms=0 if is_split else _sleeping(engines, _genrm_gpus(config)),
         processes=PROCESS_BYTES * (gpus + num_engines),
     )
@@ -84,25 +99,48 @@ def host_memory(
     engine = HostMemory(
         kind="engine",
         fetched=fetched,
+        unknown=unknown,
+        media=media,
         genrms=_sleeping(engines, gpus) if config.placement.split == "dynamic" else 0,
         processes=PROCESS_BYTES * gpus,
     )
     return [trainer, engine]
 
 
-def _exchanged(config: RunConfig, stages: Sequence[TrainerMemory]) -> tuple[int, int]:
-    """Bytes that a node fetches, and bytes that it gives, at most."""
+@dataclass(frozen=True, slots=True)
+class ExchangedWeights:
+    """Bytes of weights that go from node to node, by node.
+
+    Args:
+        fetched: what a node has fetched when it has a version.
+        unknown: of these, see HostMemory.
+        given: the former versions that a node keeps to send changes.
+    """
+
+    fetched: Counter[int]
+    unknown: Counter[int]
+    given: Counter[int]
+
+
+def exchanged_weights(config: RunConfig, stages: Sequence[TrainerMemory], policy: Model) -> ExchangedWeights:
+    """Bytes that each node fetches and gives: slices exactly, whole segments without their padding."""
     placement, section = placement_of(config), config.trainer
-    per_stage = placement.world_size // section.pipeline_model_parallel_size
-    chains = placement.weight_chains(section.whole_stage, section.pipeline_model_parallel_size)
-    fetched, given = Counter[int](), Counter[int]()
-    for rank, nodes in chains.items():
-        size = aligned_size(stages[rank // per_stage].weights)
-        given[placement.node_of(rank)] += size
-        for node in nodes:
-            fetched[node] += size
+    per_stage, whole = placement.world_size // section.pipeline_model_parallel_size, section.whole_stage
+    sizes, found = slice_sizes(config, policy), ExchangedWeights(Counter(), Counter(), Counter())
     keeps_former = config.placement.send_changes and config.model.dtype == "bfloat16"
-    return max(fetched.values(), default=0), max(given.values(), default=0) if keeps_former else 0
+    chains = placement.weight_chains(whole, section.pipeline_model_parallel_size, in_parts=sizes is not None)
+    for (rank, part), nodes in chains.items():
+        stage, place = divmod(rank, per_stage)
+        if sizes is None:
+            size, unknown = aligned_size(stages[stage].weights), 0
+        else:
+            at = stage, place % whole, part
+            size, unknown = sizes.total[at], sizes.unknown[at]
+        found.given[placement.node_of(rank)] += size if keeps_former else 0
+        for node in nodes:
+            found.fetched[node] += size
+            found.unknown[node] += unknown
+    return found
 
 
 def _genrm_gpus(config: RunConfig) -> int:
@@ -189,15 +227,16 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
         trainer=tuple(stages),
         other=other_bytes(config),
         engines=tuple(engines),
-        hosts=tuple(host_memory(config, stages, engines)),
+        hosts=tuple(host_memory(config, stages, engines, policy)),
     )
 
 
-def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
+def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> Iterator[Fault]:
     """Yields what does not fit.
 
     Args:
         host_bytes: host memory of a node; 0: not known.
+        shm_bytes: size of a node's memory filesystem; 0: half of its memory, as Linux makes it.
     """
     if not plan.trainer_fits:
         yield (
@@ -214,6 +253,21 @@ def memory_faults(plan: MemoryPlan, host_bytes: int = 0) -> Iterator[Fault]:
                 f"each {host.kind} node needs {_gib(host.total)} of host memory, and has {_gib(host_bytes)}; "
                 "more nodes have less of the optimizer each.",
             )
+        if (has := shm_bytes or host_bytes // 2) and host.in_shm > has:
+            yield "launch.shm_dir", " ".join(shm_fault(f"each {host.kind} node", host.in_shm, has))
+
+
+def shm_fault(where: str, held: int, has: int) -> tuple[str, str]:
+    """Two sentences about a memory filesystem that is too small: what is wrong, and what to do."""
+    what = (
+        f"{where} holds {_gib(held)} of weights, optimizer state and prepared pictures in its memory "
+        f"filesystem, which has {_gib(has)}."
+    )
+    cure = (
+        "Make it larger (mount -o remount,size=...), name a larger one, or use more nodes, which have less "
+        "of the optimizer each."
+    )
+    return what, cure
 
 
 def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:

@@ -10,26 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from yatt.forecast.memory.ranks import RankLayout
+from yatt.models.cuts import cut_dim
 from yatt.models.model import Model
 from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
 
-BY_COLUMNS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
-BY_ROWS = (
-    "linear_qkv.weight", "linear_qkv.bias", "linear_fc1.weight", "linear_q_proj.weight",
-    "linear_q_up_proj.weight", "linear_kv_up_proj.weight", "word_embeddings.weight", "output_layer.weight",
-)  # fmt: skip
 ALIGN, BUCKET_ALIGN = 64, 128
 """Elements to which parameters are aligned in their buffer, and buckets, which are divided over ranks too."""
-
-
-def cut_dim(row: WeightRow) -> int | None:
-    """The dimension that tensor parallelism cuts, by megatron-core's kinds of layers."""
-    if row.is_tower:
-        return None
-    if row.name.endswith(BY_COLUMNS):
-        return 1
-    return 0 if row.name.endswith(BY_ROWS) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

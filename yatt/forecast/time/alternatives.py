@@ -220,7 +220,9 @@ def _placed(config: RunConfig, placement: PlacementSection, *, ahead: int) -> Ru
     engine_gpus = config.launch.engine_gpus_per_node if placement.mode == "disaggregated" else 0
     return replace(
         config, rollout=rollout, launch=replace(config.launch, engine_gpus_per_node=engine_gpus),
-        placement=replace(placement, send_changes=config.placement.send_changes),
+        placement=replace(
+            placement, send_changes=config.placement.send_changes, send_slices=config.placement.send_slices
+        ),
     )  # fmt: skip
 
 

@@ -54,6 +54,17 @@ def memory_doubts(config: RunConfig) -> list[Doubt]:
     return [(key, f"does not fit on GPUs of {GPU_BYTES // GIB} GiB: {says}") for key, says in faults]
 
 
+def held_in_shm(config: RunConfig) -> int:
+    """Returns the bytes that a node of a run holds in its memory filesystem, of the kind of node that holds
+    most; 0 if the model cannot be read here."""
+    if config.model.family or not Path(config.model.path).is_dir():
+        return 0
+    try:
+        return max(host.in_shm for host in memory_plan(config, models_of(config)).hosts)
+    except (ConfigError, OSError):
+        return 0
+
+
 def models_of(config: RunConfig) -> dict[str, Model]:
     """The models of roles with engines whose config.json can be read; always that of the policy.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from yatt.adapters.files.shared_folder import Report
 from yatt.adapters.node_local.local_folder import MEMORY, SHARED, mount_of as mount_of
+from yatt.forecast.memory.fit import shm_fault
 from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
 from yatt.launch.diagnose.records import Finding, fail, ok, warn
 
@@ -27,6 +28,9 @@ class Folder:
     """Reason why it cannot be written to; empty if it can."""
 
     free_bytes: int = 0
+    size_bytes: int = 0
+    """Of the filesystem."""
+
     report: Report | None = None
     """Result of the test with several processes of this machine; None if not tested."""
 
@@ -69,6 +73,21 @@ def local_folder_findings(folder: Folder) -> Iterator[Finding]:
     else:
         free = f"{folder.free_bytes / 2**30:.0f} GiB free"
         yield ok(folder.key, f"{folder.path}: writable, {folder.filesystem}, {free}.")
+
+
+def shm_findings(folder: Folder, held: int, *, is_one_machine: bool) -> Iterator[Finding]:
+    """Compares the memory filesystem of this machine with what a node of the run holds in one.
+
+    Args:
+        held: bytes; 0: not known.
+    """
+    if held and folder.size_bytes and not folder.problem:
+        if held > folder.size_bytes:
+            what, cure = shm_fault("a node of the run", held, folder.size_bytes)
+            level = fail if is_one_machine else warn
+            yield level(folder.key, what.replace("which", f"and {folder.path} on this machine"), cure)
+        else:
+            yield ok(folder.key, f"a node of the run holds {held / 2**30:.1f} GiB in {folder.path}.")
 
 
 def _semantics(folder: Folder, report: Report) -> Finding:

@@ -66,6 +66,8 @@ class NodeFacts:
     """Reason why models and data would not be copied to this node; empty if they would, or are not to be."""
 
     versions: Installed | None = None
+    shm_bytes: int = 0
+    """Size of the memory filesystem; 0: not known."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +132,7 @@ def _facts(arguments: argparse.Namespace, index: int, count: int) -> NodeFacts:
         problem=problem,
         unfit=_unfit(order),
         versions=versions_here(),
+        shm_bytes=_size_of(Path(order.folders[1])),
         stage=fault_of(order.site.stage, step_environment(order.site, os.environ)),
     )
 
@@ -139,6 +142,14 @@ def _unfit(order: TrialOrder) -> str:
     check = NodeCheck(order.site, (scratch, shm), "auto", order.component.gpus_per_node, os.environ)
     found = check.run()
     return found.why if found else ""
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the folder's filesystem; 0 if there is none."""
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return 0
 
 
 def _gpus() -> int:

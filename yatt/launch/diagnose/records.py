@@ -47,6 +47,9 @@ class Demand:
     gpus_per_node: int
     """0 on clusters without GPUs."""
 
+    shm_bytes: int = 0
+    """What a node holds in its memory filesystem; 0: not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:

@@ -19,8 +19,15 @@ from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
 from yatt.errors import DeadlineExceeded
+from yatt.launch.checks.planned_memory import held_in_shm
 from yatt.launch.diagnose.check_fs import measure_folder
-from yatt.launch.diagnose.folders import Folder, local_folder_findings, mount_of, run_folder_findings
+from yatt.launch.diagnose.folders import (
+    Folder,
+    local_folder_findings,
+    mount_of,
+    run_folder_findings,
+    shm_findings,
+)
 from yatt.launch.diagnose.nodes import node_findings
 from yatt.launch.diagnose.partitions import partition_findings
 from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits, fail, ok, warn
@@ -45,12 +52,13 @@ def diagnose(site: SiteConfig, config: RunConfig | None, *, as_json: bool, try_n
     snapshot = take_snapshot(Slurm())
     demands = demands_of(config) if config else ()
     found = findings_about(snapshot, site, demands)
-    found += folder_findings(site, config, nodes=snapshot.nodes)
+    held = held_in_shm(config) if config else 0
+    found += folder_findings(site, config, nodes=snapshot.nodes, held=held)
     found += findings_here(site)
     found += variable_findings(site, config, os.environ) if config else ()
     if try_num:
         gpus = demands[0].gpus_per_node if demands else 0
-        demand = Demand(component="trainer", nodes=try_num, gpus_per_node=gpus)
+        demand = Demand(component="trainer", nodes=try_num, gpus_per_node=gpus, shm_bytes=held)
         folder = _nearest(_run_dir(config))
         trial = try_nodes(site, demand, folder, _local(site, config))
         found += trial_findings(trial, site, demand)
@@ -109,9 +117,13 @@ def take_snapshot(slurm: Slurm) -> Snapshot:
 
 
 def folder_findings(
-    site: SiteConfig, config: RunConfig | None, *, nodes: dict[str, Fields] | None
+    site: SiteConfig, config: RunConfig | None, *, nodes: dict[str, Fields] | None, held: int = 0
 ) -> Iterator[Finding]:
-    """Findings about the run folder, tested by several processes, and about the node-local folders."""
+    """Findings about the run folder, tested by several processes, and about the node-local folders.
+
+    Args:
+        held: bytes that a node of the run holds in its memory filesystem; 0: not known.
+    """
     hosts = {node.get("NodeHostName") for node in (nodes or {}).values()}
     is_one_machine = hosts == {socket.gethostname().split(".")[0]}
     yield from run_folder_findings(
@@ -119,7 +131,8 @@ def folder_findings(
     )
     scratch_dir, shm_dir = _local(site, config)
     yield from local_folder_findings(_look("scratch_dir", Path(scratch_dir)))
-    yield from local_folder_findings(_look("shm_dir", Path(shm_dir)))
+    yield from local_folder_findings(memory := _look("shm_dir", Path(shm_dir)))
+    yield from shm_findings(memory, held, is_one_machine=is_one_machine)
     if site.interface:
         yield _interface(site.interface)
 
@@ -151,8 +164,10 @@ def _look(key: str, path: Path, *, try_it: bool = False) -> Folder:
     except (OSError, DeadlineExceeded) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return Folder(key=key, path=str(path), filesystem=kind, problem=problem)
-    free = shutil.disk_usage(there).free
-    return Folder(key=key, path=str(path), filesystem=kind, free_bytes=free, report=report)
+    usage = shutil.disk_usage(there)
+    return Folder(
+        key=key, path=str(path), filesystem=kind, free_bytes=usage.free, size_bytes=usage.total, report=report
+    )
 
 
 def _interface(name: str) -> Finding:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from yatt.config.site import SiteConfig, site_component
+from yatt.forecast.memory.fit import shm_fault
 from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
 from yatt.launch.diagnose.probe import NodeFacts
 from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
@@ -17,7 +18,10 @@ def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[F
         yield fail("trial", f"no job ran on {demand.nodes} nodes: {trial.problem}", cure)
     if not trial.facts:
         return
-    before = [finding for facts in trial.facts for finding in _of_node(facts, site, demand)]
+    before = [
+        finding for facts in trial.facts
+        for finding in (*_of_node(facts, site, demand), *_of_memory(facts, demand))
+    ]  # fmt: skip
     yield from before
     if len(trial.facts) < demand.nodes:
         what = f"{demand.nodes - len(trial.facts)} of {demand.nodes} nodes wrote no report to the folder."
@@ -48,6 +52,12 @@ def _versions(trial: Trial) -> Iterator[Finding]:
     if len(different) > 1:
         cure = "Install the same on all nodes, or exclude some (sbatch_args: exclude)."
         yield warn("versions", "the nodes have different versions, which may give different results.", cure)
+
+
+def _of_memory(facts: NodeFacts, demand: Demand) -> Iterator[Finding]:
+    if demand.shm_bytes > facts.shm_bytes > 0:
+        what, cure = shm_fault("a node of the run", demand.shm_bytes, facts.shm_bytes)
+        yield fail(facts.node, f"shm_dir: {what}", cure)
 
 
 def _of_node(facts: NodeFacts, site: SiteConfig, demand: Demand) -> Iterator[Finding]:

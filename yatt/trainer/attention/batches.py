@@ -95,6 +95,15 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron-core h
         return varlen_bounds(lengths, self.cut.cp_size, self.cut.cp_rank, self.cu_seqlens_q.device)
 
 
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What came with completion tokens, float32: the sampler's log-probs, and what their advantages gain
+    (None: nothing)."""
+
+    logprobs_T: Tensor
+    rewards_T: Tensor | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """Inputs of one forward pass, and the positions of its completion tokens.
@@ -106,8 +115,8 @@ class MicroBatch:
         rows_R: int64, R >= T: index in the hidden states [S / B, B], flattened, of the position that predicts
             each of them; rows beyond T are padding and are not used.
         flat_T: int64, their index among the completion tokens of the whole rollout batch.
-        weights_T, sampler_T: float32, loss weight and sampler's log-prob of each of them.
-        rewards_T: float32, added to the advantage of each of them; None: nothing is.
+        weights_T: float32, loss weight of each of them.
+        sampled: what came with each of them.
         samples_T: int64, the sample of each of them, by its place in this micro-batch.
         lengths_N: int64, completion tokens of each sample, those on other context-parallel ranks included.
         packed: bounds of the sequences, before the context-parallel split; None for a plain batch.
@@ -119,11 +128,15 @@ class MicroBatch:
     rows_R: Tensor
     flat_T: Tensor
     weights_T: Tensor
-    sampler_T: Tensor
-    rewards_T: Tensor | None
+    sampled: SampledTokens
     samples_T: Tensor
     lengths_N: Tensor
     packed: PackedSequences | None
+
+    @property
+    def sampler_T(self) -> Tensor:
+        """The sampler's log-prob of each completion token, float32."""
+        return self.sampled.logprobs_T
 
     @property
     def is_trained_T(self) -> Tensor:
@@ -206,8 +219,10 @@ def micro_batch(
         rows_R=tensor(_rows(where_T, shape, cut)),
         flat_T=torch.from_numpy(stream.flat[held_T]),
         weights_T=tensor(stream.weights[held_T]),
-        sampler_T=tensor(stream.sampler[held_T]),
-        rewards_T=tensor(stream.rewards[held_T]) if stream.has_rewards else None,
+        sampled=SampledTokens(
+            tensor(stream.sampler[held_T]),
+            tensor(stream.rewards[held_T]) if stream.has_rewards else None,
+        ),
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
         packed=None if is_plain else _packed(lengths, cut, device, media),

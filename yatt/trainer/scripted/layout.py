@@ -4,8 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from yatt.adapters.node_local.host_segment import STATE, WEIGHTS, aligned_size
 from yatt.checkpoint.commit.pieces import ITEM_BYTES
+from yatt.config.schema import TrainerSection
+from yatt.models.cuts import EngineCuts
 from yatt.models.rows import WeightRow
 from yatt.models.spans import row_spans
 from yatt.models.tensors import hf_shapes
@@ -38,20 +42,25 @@ class ModelShare:
     """What one rank has: rank `copy` of `num_copies` that share the rows of part `part` of `num_parts`.
 
     The parts of a model are dealt out row by row, whatever the real trainer would cut; the copies divide each
-    row's state, as a distributed optimizer does.
+    row's state, as a distributed optimizer does. `is_given` is as in PlannedWeight.
     """
 
     part: int
     num_parts: int
     copy: int
     num_copies: int
+    is_given: bool = True
 
     @classmethod
-    def of(cls, rank: int, world_size: int, *, tensor: int, pipeline: int) -> "ModelShare":
+    def of(cls, rank: int, world_size: int, section: TrainerSection) -> "ModelShare":
         """Returns the share of a rank, in megatron-core's order: tensor, then data, then pipeline."""
+        tensor, pipeline = section.tensor_model_parallel_size, section.pipeline_model_parallel_size
         stage, within = divmod(rank, world_size // pipeline)
         copy, column = divmod(within, tensor)
-        return cls(stage * tensor + column, tensor * pipeline, copy, world_size // pipeline // tensor)
+        return cls(
+            stage * tensor + column, tensor * pipeline, copy, world_size // pipeline // tensor,
+            is_given=within % section.whole_stage < tensor,
+        )  # fmt: skip
 
     def rows(self, rows: Sequence[WeightRow]) -> list[WeightRow]:
         """Returns the rows of this part."""
@@ -85,7 +94,7 @@ def pieces_of(row: WeightRow, run: ElementRun, area: str) -> Iterator[PlannedPie
 
 
 def laid_out(
-    rows: list[WeightRow], share: ModelShare, dtype: str
+    rows: list[WeightRow], share: ModelShare, dtype: str, cuts: EngineCuts
 ) -> tuple[dict[str, list[ElementRun]], list[PlannedPiece], list[PlannedWeight]]:
     """Returns the runs of each segment, the pieces that this rank saves, and the weights that engines load.
 
@@ -105,7 +114,13 @@ def laid_out(
         begin, end = share.range_of(row)
         kind = MODEL if dtype != "float32" else MAIN
         whole = placed(WEIGHTS, f"{kind}.{row.name}", dtype, 0, math.prod(row.full_shape))
-        weights += _boxes(row, whole, ITEM_BYTES[dtype])
+        weights += [
+            msgspec.structs.replace(
+                planned, cut=cuts.cuts.get(planned.name), is_known=planned.name not in cuts.unknown,
+                is_given=share.is_given,
+            )
+            for planned in _boxes(row, whole, ITEM_BYTES[dtype])
+        ]  # fmt: skip
         if begin == end:
             continue
         at = whole.at + begin * ITEM_BYTES[dtype]

@@ -41,6 +41,7 @@ from yatt.config.schema import RunConfig
 from yatt.core.figures.fact_metrics import fact_metrics
 from yatt.engine.script import scripted_logprobs
 from yatt.errors import DeadlineExceeded, WorkerFailed
+from yatt.models.cuts import engine_cuts
 from yatt.models.model import Model
 from yatt.models.rows import WeightRow
 from yatt.paths import RunPaths
@@ -219,13 +220,11 @@ class ScriptedRank:
 
     def _build(self, order: m.Build) -> m.Message:
         model = with_retries(partial(model_of_run, self._config.model))
-        trainer, stem = self._config.trainer, Path(order.stem)
-        share = ModelShare.of(
-            self._meeting.rank, self._meeting.world_size, tensor=trainer.tensor_model_parallel_size,
-            pipeline=trainer.pipeline_model_parallel_size,
-        )  # fmt: skip
+        stem = Path(order.stem)
+        share = ModelShare.of(self._meeting.rank, self._meeting.world_size, self._config.trainer)
         rows, dtype = share.rows(model.rows), self._config.model.dtype
-        runs, pieces, boxes = laid_out(rows, share, dtype)
+        cuts = engine_cuts(self._config, rows, model.shape)
+        runs, pieces, boxes = laid_out(rows, share, dtype, cuts)
         files = in_files(pieces, lambda piece: piece.size_bytes, FILE_BYTES)
         plan = m.SavePlan(rank=self._meeting.rank, files=tuple(map(tuple, files)))
         built = _Built(model, rows, order.attempt, plan)

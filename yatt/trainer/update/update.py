@@ -351,7 +351,7 @@ def _targets(
         index = next(numbers)
         own_T = advantages_F[micro.flat_T].to(learner.policy.device)
         return Target(
-            advantages_T=own_T if micro.rewards_T is None else own_T + micro.rewards_T,
+            advantages_T=own_T if micro.sampled.rewards_T is None else own_T + micro.sampled.rewards_T,
             old_T=known.old[index] if known.old else None,
             reference_T=known.reference[index] if known.reference else None,
         )

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from yatt.adapters.net import bulk
 from yatt.adapters.net.changes import apply_change, change_between
-from yatt.adapters.node_local.host_segment import SegmentReader, Stamp
+from yatt.adapters.node_local.host_segment import Stamp
 from yatt.control.gpus.weights.fill import Fill
+from yatt.control.gpus.weights.given_segment import GivenSegment
 from yatt.errors import WorkerFailed
 
 _LOCKS = 16
@@ -22,8 +23,8 @@ _LOCKS = 16
 class FormerWeights:
     """The copy of one rank's weights. It is allocated when the first block is given."""
 
-    def __init__(self, reader: SegmentReader) -> None:
-        self._reader, self._is_refused = reader, False
+    def __init__(self, source: GivenSegment) -> None:
+        self._source, self._is_refused = source, False
         self._data: memoryview | None = None
         self._changes: dict[int, bytes | None] = {}
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
@@ -41,7 +42,7 @@ class FormerWeights:
             for lock in self._locks:
                 stack.enter_context(lock)
             if self._stamp != stamp:
-                is_whole = len(self._changes) == -(-len(self._reader.data) // bulk.BLOCK_BYTES)
+                is_whole = len(self._changes) == -(-self._source.size_bytes // bulk.BLOCK_BYTES)
                 is_known = self._stamp is not None and is_whole and not self._is_torn
                 self._former_version = self._stamp.version if is_known and self._stamp is not None else 0
                 self._stamp, self._changes, self._is_torn = stamp, {}, False
@@ -64,7 +65,7 @@ class FormerWeights:
             if self._stamp != stamp:
                 raise WorkerFailed(f"version {stamp.version} is not given any more")
             if index not in self._changes:
-                former, present = copy[begin:end], self._reader.data[begin:end]
+                former, present = copy[begin:end], self._source.block(begin, end)
                 change = (
                     change_between(former, present) if self._former_version and not self._is_torn else None
                 )
@@ -72,7 +73,7 @@ class FormerWeights:
                     former[:] = present
                 else:
                     apply_change(change, former)  # less than to copy the block
-                if not self._reader.is_still(stamp):
+                if not self._source.reader.is_still(stamp):
                     self._is_torn = True
                     raise WorkerFailed(f"version {stamp.version} has changed")
                 self._changes[index] = change
@@ -85,7 +86,7 @@ class FormerWeights:
         with self._allocating:
             if self._data is None and not self._is_refused:
                 try:  # numpy does not clear it, which would stop all threads for half a second per GiB
-                    self._data = np.empty(len(self._reader.data), np.uint8).data
+                    self._data = np.empty(self._source.size_bytes, np.uint8).data
                 except MemoryError:
                     self._is_refused = True
             return self._data
@@ -93,31 +94,31 @@ class FormerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWeights:
-    """The weights of a trainer rank of this node, at one version; see bulk.Offer.
+    """The weights of a trainer rank of this node, or a part's slices of them, at one version; see bulk.Offer.
 
     Args:
         former: the copy to compare with; None: no changes are given.
         sends_changes: the caller has the former version.
     """
 
-    reader: SegmentReader
+    source: GivenSegment
     stamp: Stamp
     former: FormerWeights | None
     sends_changes: bool
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the segment."""
-        return len(self.reader.data)
+        """Bytes of all blocks."""
+        return self.source.size_bytes
 
     def block(self, begin: int, end: int) -> memoryview | bytes:
         """Returns a block, or its change."""
         change = self.former.change(self.stamp, begin, end) if self.former is not None else None
-        return change if change is not None and self.sends_changes else self.reader.data[begin:end]
+        return change if change is not None and self.sends_changes else self.source.block(begin, end)
 
     def is_valid(self) -> bool:
         """Whether the segment still has this version."""
-        return self.reader.is_still(self.stamp)
+        return self.source.reader.is_still(self.stamp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

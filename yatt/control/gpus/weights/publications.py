@@ -20,12 +20,13 @@ from yatt import clock
 from yatt.adapters.files.files import write_atomically
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.gpus.weights.uploads import host_stem
-from yatt.control.gpus.weights.weight_segments import FetchedWeights
+from yatt.control.gpus.weights.weight_segments import FetchedWeights, WeightPart
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.progress import Progress
 from yatt.control.node import Node
 from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
 from yatt.errors import WorkerFailed
+from yatt.models.cuts import engine_split
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c, message as m
 
@@ -102,7 +103,7 @@ class Publications:
         folder = node.weights_folder(order.policy_version)
         index = PublicationIndex(
             policy_version=order.policy_version, attempt=node.attempt, stems=tuple(map(str, stems)),
-            sums=order.sums,
+            sums=order.sums, part=self._part, part_sums=_sums_of(order.part_sums, self._part),
         )  # fmt: skip
         await call_in_thread(partial(_write_index, folder, index))
         old = self.newest
@@ -129,6 +130,7 @@ class Publications:
             "weights.fetch", policy_version=policy_version, ranks=ranks,
             size_bytes=sum(fill.size_bytes for fill, _ in fetched),
             received_bytes=sum(fill.received_bytes for fill, _ in fetched),
+            unknown_bytes=sum(self._source(rank).unknown_bytes for rank in ranks),
             sources=[source for _, source in fetched],
             seconds=round(clock.monotonic_s() - began_s, 6),
         )  # fmt: skip
@@ -140,14 +142,15 @@ class Publications:
     def _source(self, rank: int) -> FetchedWeights:
         if rank not in self._fetched:
             self._fetched[rank] = FetchedWeights(
-                node=self._node, rank=rank, ask=self._ask, before=partial(self._before, rank),
+                node=self._node, which=WeightPart(rank, self._part), ask=self._ask,
+                before=partial(self._before, rank),
                 failed=partial(self._failed, rank), progress=self._progress.done,
             )  # fmt: skip
         return self._fetched[rank]
 
     def _before(self, rank: int) -> int | None:
-        """The next lower node that fetches the same rank's weights and is not lost."""
-        chain = self._chains[rank]
+        """The next lower node that fetches the same of a rank's weights and is not lost."""
+        chain = self._chains[rank, self._part or 0]
         before = [node for node in chain if node < self._node.index and node not in self._peers.lost]
         return before[-1] if before else None
 
@@ -155,8 +158,15 @@ class Publications:
         self._events.emit("weights.fetch.fail", rank=rank, source=source, error=error)
 
     @cached_property
-    def _chains(self) -> dict[int, tuple[int, ...]]:
-        return self._node.placement.weight_chains(*self._parallel)
+    def _chains(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        return self._node.placement.weight_chains(*self._parallel, in_parts=self._part is not None)
+
+    @cached_property
+    def _part(self) -> int | None:
+        """Which slices this node needs; None: all of every tensor."""
+        if engine_split(self._node.config) is None:
+            return None
+        return self._node.placement.weight_part(self._node.index)
 
     @property
     def _parallel(self) -> tuple[int, int]:
@@ -177,6 +187,20 @@ def sum_of_boxes(every: Iterable[dict[str, int]]) -> dict[str, int]:
         for name, part in sums.items():
             total[name] = (total.get(name, 0) + part) % (1 << 64)
     return total
+
+
+def sum_of_parts(every: Iterable[dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """The same for the checksums of each part."""
+    total: dict[str, tuple[int, ...]] = {}
+    for sums in every:
+        for name, parts in sums.items():
+            before = total.get(name, (0,) * len(parts))
+            total[name] = tuple((a + b) % (1 << 64) for a, b in zip(before, parts, strict=True))
+    return total
+
+
+def _sums_of(part_sums: dict[str, tuple[int, ...]], part: int | None) -> dict[str, int]:
+    return {} if part is None else {name: sums[part] for name, sums in part_sums.items()}
 
 
 def _write_index(folder: Path, index: PublicationIndex) -> None:

@@ -5,9 +5,11 @@ the trainer's (`yatt.adapters.node_local.host_segment`), so engines read it in t
 refusal. Bytes travel over `yatt.adapters.net.bulk`, in several streams; of a later version only what changed,
 where that is less (`former_weights`).
 
-Nodes that fetch the same rank's weights form a chain: the first one fetches from the trainer node, each other
-one from the node before it, block by block as they arrive there. So a trainer node sends its weights about
-once, however many nodes there are. If the node before fails, the rest comes from the trainer node.
+Nodes that fetch the same of a rank's weights form a chain: the first one fetches from the trainer node, each
+other one from the node before it, block by block as they arrive there. So a trainer node sends its weights
+about once, however many nodes there are. If the node before fails, the rest comes from the trainer node. A
+node of an engine that spans several fetches only the slices that its ranks have: chains are of nodes with the
+same slices, which pass on packed blocks without knowing what is in them.
 """
 
 import asyncio
@@ -20,7 +22,6 @@ from typing import Any
 from yatt.adapters.net import bulk
 from yatt.adapters.node_local.host_segment import (
     WEIGHTS,
-    SegmentReader,
     SegmentWriter,
     Stamp,
     segment_path,
@@ -29,6 +30,7 @@ from yatt.adapters.node_local.host_segment import (
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.gpus.weights.fill import Fill
 from yatt.control.gpus.weights.former_weights import FormerWeights, OwnWeights, PassedOnWeights
+from yatt.control.gpus.weights.given_segment import GivenSegment, plan_digest
 from yatt.control.gpus.weights.uploads import host_stem
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
@@ -44,34 +46,54 @@ MEET_S, ANSWER_S = 5.0, 2.0
 Ask = Callable[[int, m.Order[Any]], Awaitable[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """A trainer rank's weights, or of these the slices that node number `part` of an engine needs."""
+
+    rank: int
+    part: int | None = None
+
+    @classmethod
+    def of(cls, order: c.DescribeWeights | c.OfferWeights) -> "WeightPart":
+        """Returns what a node asks for."""
+        return cls(order.rank, order.part if order.part >= 0 else None)
+
+    @property
+    def number(self) -> int:
+        """The part as orders have it."""
+        return -1 if self.part is None else self.part
+
+
 class GivenWeights:
     """What this node offers to others: the weights of its trainer ranks, and those that it has fetched."""
 
     def __init__(self, node: Node, fetched: Callable[[int], "FetchedWeights | None"]) -> None:
         self._node, self._fetched = node, fetched
-        self._readers: dict[int, SegmentReader] = {}
-        self._former: dict[int, FormerWeights] = {}
+        self._segments: dict[WeightPart, GivenSegment] = {}
+        self._former: dict[WeightPart, FormerWeights] = {}
         self._server: bulk.BulkServer | None = None
         self._starting = asyncio.Lock()
 
     async def describe(self, order: c.DescribeWeights) -> m.Message:
-        """Returns what a trainer rank's host copy contains.
+        """Returns what a trainer rank's host copy contains, or a part's slices of it.
 
         Raises:
-            WorkerFailed: the rank is of another node, or is not built.
+            WorkerFailed: the rank is of another node, or is not built, or has no such part.
         """
-        described: m.Message = await call_in_thread(partial(self._describe, order.rank))
-        return described
+        found = await self._segment(WeightPart.of(order))
+        return c.WeightsDescribed(
+            plan=found.plan, size_bytes=found.size_bytes, unknown_bytes=found.unknown_bytes
+        )
 
     async def offer(self, order: c.OfferWeights) -> m.Message:
         """Offers a rank's weights of one version.
 
         Raises:
-            WorkerFailed: this node does not have them.
+            WorkerFailed: this node does not have them, or has another plan of them.
         """
         source: bulk.Offer
         if self._node.placement.node_of(order.rank) == self._node.index:
-            source = self._own(order)
+            source = await self._own(order)
         else:
             source = PassedOnWeights(fill=await self._fill(order), former_version=order.former_version)
         async with self._starting:
@@ -80,22 +102,25 @@ class GivenWeights:
         ticket = self._server.offer(source)
         return c.WeightsOffered(host=ticket.host, port=ticket.port, name=ticket.name, key=ticket.key)
 
-    def _own(self, order: c.OfferWeights) -> OwnWeights:
-        reader, stamp = self._reader(order.rank), Stamp(self._node.attempt, order.policy_version)
-        reader.check(stamp)
+    async def _own(self, order: c.OfferWeights) -> OwnWeights:
+        which, stamp = WeightPart.of(order), Stamp(self._node.attempt, order.policy_version)
+        segment = await self._segment(which)
+        segment.reader.check(stamp)
+        _check_plan(order, segment.digest)
         former = None
         if self._node.config.placement.send_changes and self._node.config.model.dtype == "bfloat16":
-            former = self._former.setdefault(order.rank, FormerWeights(reader))
+            former = self._former.setdefault(which, FormerWeights(segment))
         is_known = former is not None and order.former_version == former.begin(stamp) > 0
-        return OwnWeights(reader=reader, stamp=stamp, former=former, sends_changes=is_known)
+        return OwnWeights(source=segment, stamp=stamp, former=former, sends_changes=is_known)
 
     async def _fill(self, order: c.OfferWeights) -> Fill:
         fetched = self._fetched(order.rank)
         fill = await fetched.filling(order.policy_version) if fetched is not None else None
-        if fill is None:
+        if fetched is None or fill is None or fetched.which != WeightPart.of(order):
             raise WorkerFailed(
                 f"this node does not fetch version {order.policy_version} of trainer rank {order.rank}"
             )
+        _check_plan(order, fetched.digest)
         return fill
 
     def close(self) -> None:
@@ -103,18 +128,26 @@ class GivenWeights:
         if self._server is not None:
             self._server.close()
 
-    def _describe(self, rank: int) -> c.WeightsDescribed:
-        stem = host_stem(self._node, rank)
-        try:
-            plan = weight_plan_path(stem).read_bytes()
-        except OSError as error:
-            raise WorkerFailed(f"trainer rank {rank} has no host copy here: {error.strerror}") from error
-        return c.WeightsDescribed(plan=plan, size_bytes=len(self._reader(rank).data))
+    async def _segment(self, which: WeightPart) -> GivenSegment:
+        if which not in self._segments:
+            made = await call_in_thread(partial(GivenSegment, host_stem(self._node, which.rank), which.part))
+            self._segments.setdefault(which, made)
+        return self._segments[which]
 
-    def _reader(self, rank: int) -> SegmentReader:
-        if rank not in self._readers:
-            self._readers[rank] = SegmentReader(segment_path(host_stem(self._node, rank), WEIGHTS))
-        return self._readers[rank]
+
+def _check_plan(order: c.OfferWeights, digest: bytes) -> None:
+    """Refuses a caller that would take the bytes for other slices."""
+    if order.plan != digest:
+        raise WorkerFailed(f"this node has another plan of the weights of trainer rank {order.rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """What is fetched into; `digest` is of its plan."""
+
+    writer: SegmentWriter
+    digest: bytes
+    unknown_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +155,7 @@ class FetchedWeights:
     """This node's copy of the weights of a trainer rank of another node.
 
     Args:
+        which: the rank, and the part of it that this node needs.
         ask: sends a request to a node.
         before: returns the node before this one in the chain; None if there is none.
         failed: called with a node and its error, before the next try.
@@ -129,12 +163,12 @@ class FetchedWeights:
     """
 
     node: Node
-    rank: int
+    which: WeightPart
     ask: Ask
     before: Callable[[], int | None]
     failed: Callable[[int, str], None]
     progress: Callable[[], None]
-    _segment: SegmentWriter | None = None
+    _segment: _Segment | None = None
     _fill: Fill | None = None
     _version: int = 0
     _begun: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -142,7 +176,17 @@ class FetchedWeights:
     @property
     def stem(self) -> Path:
         """Path of the copy."""
-        return self.node.weights_root / f"fetched-{self.rank:05d}"
+        return self.node.weights_root / f"fetched-{self.which.rank:05d}"
+
+    @property
+    def digest(self) -> bytes:
+        """Of the plan of what is fetched; empty before it is known."""
+        return self._segment.digest if self._segment is not None else b""
+
+    @property
+    def unknown_bytes(self) -> int:
+        """Bytes of tensors that are fetched whole because the engine's cut is not known."""
+        return self._segment.unknown_bytes if self._segment is not None else 0
 
     async def filling(self, policy_version: int) -> Fill | None:
         """Waits until this version is being fetched, or has been; None if that does not begin in time."""
@@ -164,7 +208,7 @@ class FetchedWeights:
             WorkerFailed, DeadlineExceeded: the trainer node does not have it, is lost, or cannot be reached.
             OSError: no room.
         """
-        segment = self._segment or await self._allocate()
+        segment = (self._segment or await self._allocate()).writer
         if self._fill is not None:
             self._fill.end()
         segment.invalidate()
@@ -199,7 +243,7 @@ class FetchedWeights:
                 return before
             except (WorkerFailed, DeadlineExceeded) as error:
                 self.failed(before, str(error))
-        owner, left = self.node.placement.node_of(self.rank), OWNER_TRIES
+        owner, left = self.node.placement.node_of(self.which.rank), OWNER_TRIES
         while True:
             had = fill.num_blocks
             try:
@@ -219,8 +263,9 @@ class FetchedWeights:
             WorkerFailed, DeadlineExceeded: they did not all come.
         """
         order = c.OfferWeights(
-            rank=self.rank, policy_version=fill.policy_version, former_version=fill.former_version
-        )
+            rank=self.which.rank, part=self.which.number, plan=self.digest,
+            policy_version=fill.policy_version, former_version=fill.former_version,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(limit_s):
                 offered: c.WeightsOffered = await self.ask(source, order)
@@ -234,12 +279,14 @@ class FetchedWeights:
             where = f"{ticket.host} port {ticket.port}"
             raise WorkerFailed(f"the transfer from node{source} ({where}) failed: {error}") from error
 
-    async def _allocate(self) -> SegmentWriter:
-        owner = self.node.placement.node_of(self.rank)
-        described: c.WeightsDescribed = await self.ask(owner, c.DescribeWeights(rank=self.rank))
+    async def _allocate(self) -> _Segment:
+        owner = self.node.placement.node_of(self.which.rank)
+        order = c.DescribeWeights(rank=self.which.rank, part=self.which.number)
+        described: c.WeightsDescribed = await self.ask(owner, order)
         path, plan_path = segment_path(self.stem, WEIGHTS), weight_plan_path(self.stem)
         await call_in_thread(partial(plan_path.write_bytes, described.plan))
-        self._segment = await call_in_thread(partial(SegmentWriter, path, described.size_bytes))
+        writer = await call_in_thread(partial(SegmentWriter, path, described.size_bytes))
+        self._segment = _Segment(writer, plan_digest(described.plan), described.unknown_bytes)
         return self._segment
 
 
