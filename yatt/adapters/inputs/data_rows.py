@@ -40,6 +40,13 @@ def truth_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def conversation_of(prompt: str | list[dict[str, Any]], *said: tuple[str, str]) -> list[dict[str, Any]]:
+    """Returns a prompt's messages and what was said after it, role and text each: for models that are shown
+    conversations."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*messages, *({"role": role, "content": text} for role, text in said)]
+
+
 def prompt_text(prompt: str | list[dict[str, Any]]) -> str:
     """Prompt text without control tokens: a single message's content, else all messages with roles."""
     if isinstance(prompt, str):

@@ -24,6 +24,7 @@ from yatt.adapters.inputs.data_file import data_lines, opened_data
 from yatt.adapters.inputs.data_rows import (
     Row as Row,
     config_columns,
+    conversation_of as conversation_of,
     data_row,
     prompt_text as prompt_text,
     raw_rows,

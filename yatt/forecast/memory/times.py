@@ -167,7 +167,7 @@ def iteration_times(
 def _verdict_tokens(config: RunConfig, role: str) -> float:
     """Half of the largest verdict, as often as a completion is judged by itself."""
     genrm = next(each for each in config.engine_genrms if role == f"genrm:{each.name}")
-    return 1.0 if genrm.kind == "scalar" else genrm.max_tokens / 2 * genrm.votes
+    return 1.0 if genrm.kind != "text" else genrm.max_tokens / 2 * genrm.votes
 
 
 def _decode_s(

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.data_rows import has_column
-from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, read_data_rows
+from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, conversation_of, read_data_rows
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts
 from yatt.adapters.inputs.text_parts import TextPart
@@ -299,12 +300,15 @@ def _tokenizer(config: RunConfig, folder: str) -> Tokenizer:
     return tokenizer
 
 
-def question_ids(genrm: GenRMSection, tokenizer: Tokenizer, shown: Shown) -> list[int]:
-    """Returns a question to a GenRM as its engine gets it, as token ids."""
+def question_ids(
+    genrm: GenRMSection, tokenizer: Tokenizer, shown: Shown, prompt: str | list[dict[str, Any]] | None = None
+) -> list[int]:
+    """Returns a question to a GenRM as its engine gets it, as token ids; `prompt` is that of the data row."""
     if genrm.kind == "scalar" and genrm.chat:
-        texts = (("user", shown.prompt), ("assistant", shown.completion))
-        messages = [{"role": role, "content": text} for role, text in texts]
-        return tokenizer.encode_chat(messages, add_generation_prompt=False)
+        said = conversation_of(
+            shown.prompt if prompt is None else prompt, ("assistant", str(shown.completion))
+        )
+        return tokenizer.encode_chat(said, add_generation_prompt=False)
     parts = [
         TextPart(text, is_own) for text, is_own in render_template(genrm.template or "{completion}", shown)
     ]

@@ -48,7 +48,7 @@ def _show(stages: Stages, text: str, number: int) -> tuple[list[ConfigError], li
     judges = {
         f"genrms[{genrm.name}]": (genrm, Tokenizer(genrm.model, config.data.template_time))
         for genrm in config.genrms
-        if genrm.template and genrm.has_engine and Path(genrm.model).is_dir()
+        if (genrm.template or genrm.kind == "scalar") and genrm.has_engine and Path(genrm.model).is_dir()
     }
     found, lengths = [], []
     rows = islice(read_data_rows(config.data.train_files, config.data), MOST_LENGTHS)
@@ -90,7 +90,7 @@ def shown_with_truth(row: Row) -> Shown:
 def _questions(judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, place: str) -> Iterator[str]:
     """Yields each judge's question."""
     for key, (genrm, tokenizer) in judges.items():
-        ids = question_ids(genrm, tokenizer, shown_with_truth(row))
+        ids = question_ids(genrm, tokenizer, shown_with_truth(row), row.prompt)
         text = tokenizer.decode(ids, skip_special=False)
         yield f"{place}: question of {len(ids)} tokens to {key}:\n{_indented(text)}"
 

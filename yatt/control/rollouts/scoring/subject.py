@@ -2,8 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from yatt.adapters.inputs.dataset import Row, prompt_text, truth_text
+from yatt.adapters.inputs.dataset import Row, conversation_of, prompt_text, truth_text
 from yatt.config.schema import GenRMSection
 from yatt.control.rollouts.groups.groups import PromptGroup, SampleState
 from yatt.core.samples.verdict import Shown, ShownText, conversation_text
@@ -67,12 +68,9 @@ class Subject:
         turns = zip(self.turns, sample.turns, strict=True)
         return conversation_text([(text, [each.ref for each in turn.media]) for (_, text), turn in turns])
 
-    def conversation(self) -> list[dict[str, str]]:
+    def conversation(self) -> list[dict[str, Any]]:
         """The messages of the prompt, and what was said after it: for models that are shown conversations."""
-        prompt = self.row.prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        said = self.turns or (("assistant", self.sample.text),)
-        return [*messages, *({"role": role, "content": text} for role, text in said)]
+        return conversation_of(self.row.prompt, *(self.turns or (("assistant", self.sample.text),)))
 
     def shown(self, **completions: ShownText) -> Shown:
         """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
