@@ -49,12 +49,11 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
     trainer = recipe["trainer"]
     layout = {key: min(trainer.get(key, 1), 2) for key in PARALLEL}
     ranks = layout["pipeline_model_parallel_size"] * layout["tensor_model_parallel_size"]
-    is_split = "placement" in recipe
     data = [str(folder / ("train.parquet" if "media" in recipe else "train.jsonl"))]
     small = {
         **recipe,
         "run": {"dir": str(folder / "run"), "deterministic": False},
-        "launch": {"nodes": 2 if is_split else 1, "gpus_per_node": max(2, ranks), "device": "cpu"},
+        "launch": {"nodes": 1 + ("genrms" in recipe), "gpus_per_node": max(2, ranks), "device": "cpu"},
         "data": {"train_files": data, "val_files": data, "max_prompt_tokens": 96},
         "model": {"path": tiny(recipe["model"]["path"], folder / "policy"), "dtype": "float32"},
         "rollout": {**recipe["rollout"], "n": 4, "max_response_tokens": 8, "tp_size": 1, "max_num_seqs": 8,
@@ -70,8 +69,6 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
          "max_model_tokens": 512, "max_num_seqs": 4, **SMALL_ENGINE, "on_unparsable": "score"}
         for genrm in recipe.get("genrms", ())
     ]  # fmt: skip
-    if is_split:
-        small["placement"] = {**recipe["placement"], "genrm_gpu_sets": 2}
     return small
 
 

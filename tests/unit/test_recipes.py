@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
+from tests.bench.recipes import (
+    EXPECTED,
+    FOLDER,
+    PAGE,
+    PLACEMENT_HEAD,
+    ROOT,
+    compared_placements,
+    page,
+    recipe_of,
+)
 from yatt.config.doubts import doubtful_settings
 from yatt.config.load import load_run_config
 from yatt.config.site import load_site
@@ -36,6 +45,33 @@ def test_the_site_file_is_one() -> None:
 def test_every_recipe_has_expected_results() -> None:
     assert {path.stem for path in FILES} == set(EXPECTED)
     assert all(source for rows in EXPECTED.values() for _, _, source in rows)
+
+
+def test_recipes_with_genrms_ship_the_faster_placement_and_say_when_the_other_one_is() -> None:
+    """By the page's table, which another test compares with the simulator."""
+    _, _, table = PAGE.read_text().partition("| " + " | ".join(PLACEMENT_HEAD) + " |\n")
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.partition("\n\n")[0].splitlines()
+    ]
+    found = {row[0]: row[1:] for row in rows[1:]}
+    texts = {path.stem: path.read_text() for path in FILES}
+    assert found.keys() == {name for name, text in texts.items() if "\ngenrms:" in text}
+    for name, (mode, switch, turns, split, turning) in found.items():
+        seconds = [float(cell.split()[0]) for cell in (switch, turns, split, turning)]
+        fastest = "colocated" if seconds[0] < seconds[3] else "partial"
+        assert mode == fastest and (fastest == "colocated") is (seconds[1] <= seconds[2])
+        assert f"\nplacement: {{mode: {mode}" in texts[name]
+        assert f"a switch of {turning} on" in texts[name]
+
+
+def test_at_the_turning_point_both_placements_take_the_same_time() -> None:
+    found = compared_placements(recipe_of(FOLDER / "qwen2.5-7b-genrm.yaml"))
+    seconds = {
+        each.iteration_s + (found.turning_s / found.switch_s - 1) * each.switch_s
+        for each in (found.turns, found.split)
+    }
+    assert max(seconds) - min(seconds) < 1e-6 and found.best == "colocated"
+    assert found.turns.switch_s == pytest.approx(2 * found.switch_s)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ import pytest
 from tests.bench.recipes import FOLDER, ROOT, recipe_of
 from tests.runs import HANG_S
 from tests.unit.forecast.test_memory_plan import config_of
+from yatt.config.schema import PlacementSection
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.forecast.memory.times import (
     HardwareRates,
@@ -53,6 +54,8 @@ def test_a_decoding_step_reads_weights_and_sequences():
 
 def test_verdicts_are_beside_the_rollout_where_they_have_gpus():
     found = recipe("qwen3-8b-genrm")
+    placement = PlacementSection(mode="partial", genrm_gpu_sets=4)
+    found = replace(found, config=replace(found.config, placement=placement))
     beside = times(found)
     assert beside.total_s == max(beside.rollout_s, beside.verdicts_s) + beside.train_s + beside.switch_s
     after = replace(beside, is_colocated=True)
