@@ -43,6 +43,11 @@ EXPECTED = {
     "qwen2.5-vl-7b-geo3k": (("MathVista before training", "68.2", QWEN25_VL),),
     "qwen3-8b-rule": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-8b-genrm": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
+    "qwen3-8b-rlhf": (),
+    "qwen3-8b-distill": (
+        ("AIME 2024 after RL, and after on-policy distillation", "67.6, 74.4", f"{QWEN3}, table 21"),
+        ("GPU hours of these", "17,920 and 1,800", f"{QWEN3}, table 21"),
+    ),
     "qwen3-30b-a3b": (
         ("MATH-500 before training, without and with thinking", "89.8, 98.0", QWEN3),
         ("seconds per iteration on 32 H100, 4k tokens", "192 (1,102 tokens/s per GPU)", NEMO),
@@ -89,8 +94,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPlacements:
-    """The roles of a recipe in turns on all GPUs, and in the fixed split that is best by prediction, simulated
-    as by `yatt simulate` with the figures of the recipe's plan.
+    """The roles of a recipe in turns on all GPUs, and in the fixed split that is best by prediction,
+    simulated as by `yatt simulate` with the figures of the recipe's plan.
 
     Attributes:
         switch_s: seconds of a switch.
@@ -137,7 +142,7 @@ def placement_row(recipe: Recipe) -> list[str]:
     """Cells of the table of placements."""
     found = compared_placements(recipe)
     seconds = [f"{each.iteration_s:.0f} s" for each in (found.turns, found.split)]
-    turning = f"{found.turning_s:.1f} s" if found.turning_s > 0 else "0 s"
+    turning = f"{found.turning_s:.1f} s" if found.turning_s > 0 else "any"
     return [
         recipe.name, recipe.config.placement.mode, f"{found.switch_s:.1f} s", seconds[0],
         f"{seconds[1]} ({found.split.alternative.name.removeprefix('partial, ')})", turning,

@@ -1,6 +1,7 @@
 """Every recipe is a run file that loads, fits, and is checked as far as it can be without weights."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.core.samples.verdict import check_template, check_verdict
 from yatt.forecast.memory.advice import check_possible
 from yatt.forecast.memory.fit import memory_plan
+from yatt.launch.checks.judge_check import check_head
 from yatt.launch.checks.planned_memory import check_planned_memory, memory_doubts
 from yatt.launch.checks.policy_check import check_architecture
 from yatt.launch.checks.preflight import check_function, check_length, check_structured
@@ -57,11 +59,14 @@ def test_recipes_with_genrms_ship_the_faster_placement_and_say_when_the_other_on
     texts = {path.stem: path.read_text() for path in FILES}
     assert found.keys() == {name for name, text in texts.items() if "\ngenrms:" in text}
     for name, (mode, switch, turns, split, turning) in found.items():
-        seconds = [float(cell.split()[0]) for cell in (switch, turns, split, turning)]
-        fastest = "colocated" if seconds[0] < seconds[3] else "partial"
-        assert mode == fastest and (fastest == "colocated") is (seconds[1] <= seconds[2])
-        assert f"\nplacement: {{mode: {mode}" in texts[name]
-        assert f"a switch of {turning} on" in texts[name]
+        least = 0.0 if turning == "any" else float(turning.split()[0])
+        fastest = "colocated" if float(switch.split()[0]) < least else "partial"
+        assert mode == fastest and (fastest == "colocated") is (
+            int(turns.split()[0]) <= int(split.split()[0])
+        )
+        num = "}" if mode == "colocated" else f", genrm_gpu_sets: {re.findall(r'[0-9]+', split)[1]}}}"
+        assert f"\nplacement: {{mode: {mode}{num}\n" in texts[name]
+        assert ("whatever a switch takes" if turning == "any" else f"a switch of {turning} on") in texts[name]
 
 
 def test_at_the_turning_point_both_placements_take_the_same_time() -> None:
@@ -101,9 +106,11 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
     for reward in config.rewards:
         check_function(config, reward)
     for genrm in config.genrms:
-        check_template(genrm.template, "template", genrm.judging)
-        check_verdict(genrm.verdict, "verdict", genrm.judging)
-        check_structured(genrm, "genrms[0]")
+        if genrm.kind == "text":
+            check_template(genrm.template, "template", genrm.judging)
+            check_verdict(genrm.verdict, "verdict", genrm.judging)
+            check_structured(genrm, "genrms[0]")
+        check_head(genrm, "genrms[0].model")
         check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)
 
 
@@ -130,7 +137,8 @@ def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypat
 
 def test_the_models_have_the_sizes_of_their_names() -> None:
     names = {
-        "Qwen2.5-7B-Instruct": 7.62, "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
+        "Qwen2.5-7B-Instruct": 7.62, "Qwen3-32B": 32.76, "Skywork-Reward-V2-Qwen3-4B": 4.02,
+        "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
         "DeepSeek-V3": 671.0, "Qwen2.5-VL-7B-Instruct": 8.29, "Qwen3-VL-30B-A3B-Instruct": 31.07,
     }  # fmt: skip
     assert set(names) == {folder.name for folder in (FOLDER / "models").iterdir() if folder.is_dir()}

@@ -19,6 +19,7 @@ from yatt.forecast.memory.times import (
     engine_speed,
     iteration_times,
     num_engines,
+    reading_speed,
     train_s,
 )
 from yatt.forecast.time.figures import RunFigures
@@ -50,6 +51,29 @@ def test_a_decoding_step_reads_weights_and_sequences():
     engine, rates = found.plan.engines[0], HardwareRates(memory_bytes_per_s=1e12, memory_share=0.5)
     speed = engine_speed(engine, found.models["rollout"], 1e5, rates)
     assert speed == EngineSpeed(engine.weights / 5e11, 1e5 * engine.kv.token / 5e11)
+
+
+@pytest.mark.parametrize(("name", "role"), [("distill", "genrm:teacher"), ("rlhf", "genrm:preference")])
+def test_an_engine_that_writes_nothing_reads_each_text_once(name, role):
+    """As fast as a forward pass of training: two operations a parameter and token, and attention."""
+    found = recipe(f"qwen3-8b-{name}")
+    said, engines = times(found), num_engines(found.config, role)
+    numel = sum(row.num_rows * (row.width or 1) for row in found.models[role].rows)
+    tokens, gpus = 1024 * (512 + 1024 + 0.5), engines * (2 if name == "distill" else 1)
+    assert said.verdict_tokens == {role: 1.0}
+    assert said.verdicts_s == pytest.approx(2 * numel * tokens / (gpus * 0.3 * 989e12), rel=0.15)
+    slow = times(found, rates=HardwareRates(utilization=0.15))
+    assert slow.verdicts_s == pytest.approx(2 * said.verdicts_s, rel=0.05)
+
+
+def test_a_teacher_has_a_head_of_tokens_and_a_scalar_model_none():
+    found, rates = recipe("qwen3-8b-distill"), HardwareRates()
+    engine, model = found.plan.engines[1], found.models["genrm:teacher"]
+    with_head, without = (
+        reading_speed(engine, model, 1000, rates, is_teacher=is_teacher).sequence_s
+        for is_teacher in (True, False)
+    )
+    assert with_head - without == pytest.approx(2 * 5120 * 151_936 * 1000 / (2 * 0.3 * 989e12))
 
 
 def test_verdicts_are_beside_the_rollout_where_they_have_gpus():
