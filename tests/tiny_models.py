@@ -222,7 +222,7 @@ SMALL_SIZES = {
 }  # fmt: skip
 
 
-def make_of_config(folder: Path, config: dict[str, Any]) -> str:
+def make_of_config(folder: Path, config: dict[str, Any], *, seed: int = 0) -> str:
     """A random model of the same family and features as one with this config.json, not quantised."""
     import transformers
 
@@ -240,7 +240,7 @@ def make_of_config(folder: Path, config: dict[str, Any]) -> str:
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(kind, **small)
     ).float()
-    _randomize(model, seed=0, head=0.08)
+    _randomize(model, seed=seed, head=0.08)
     model.save_pretrained(folder)
     return str(folder)
 

@@ -16,7 +16,11 @@ from yatt.core.gpus.placement import genrm_role
 from yatt.forecast.memory.advice import plan_faults
 from yatt.forecast.memory.fit import GIB, MemoryPlan, memory_plan
 from yatt.forecast.memory.ranks import RankLayout, planned_layout
-from yatt.forecast.memory.times import TimeInputs, iteration_times
+from yatt.forecast.memory.times import IterationTimes, TimeInputs, iteration_times
+from yatt.forecast.time.alternatives import Alternative, as_colocated, as_partial, genrm_slab_counts
+from yatt.forecast.time.comparing import SettingsComparison, SimulatedResult
+from yatt.forecast.time.figures import RunFigures, log_normal, train_gpu_s
+from yatt.forecast.time.recommending import setup_of
 from yatt.launch.checks.planned_memory import models_of
 from yatt.models.model import Model, read_model
 
@@ -39,6 +43,11 @@ EXPECTED = {
     "qwen2.5-vl-7b-geo3k": (("MathVista before training", "68.2", QWEN25_VL),),
     "qwen3-8b-rule": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-8b-genrm": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
+    "qwen3-8b-rlhf": (),
+    "qwen3-8b-distill": (
+        ("AIME 2024 after RL, and after on-policy distillation", "67.6, 74.4", f"{QWEN3}, table 21"),
+        ("GPU hours of these", "17,920 and 1,800", f"{QWEN3}, table 21"),
+    ),
     "qwen3-30b-a3b": (
         ("MATH-500 before training, without and with thinking", "89.8, 98.0", QWEN3),
         ("seconds per iteration on 32 H100, 4k tokens", "192 (1,102 tokens/s per GPU)", NEMO),
@@ -51,6 +60,9 @@ EXPECTED = {
     "deepseek-v3": (("MATH-500, AIME 2024 before training", "90.2, 39.2", DEEPSEEK),),
 }
 """Results of others, by recipe: what, how much, where it is published. Every recipe has an entry."""
+
+SIGMA = 0.8
+"""Standard deviation of the logarithm of the tokens of a completion; the plans name it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,71 @@ class Recipe:
     @property
     def faults(self) -> list[tuple[str, str]]:
         return plan_faults(self.config, self.models, self.plan)
+
+    @property
+    def time_inputs(self) -> TimeInputs:
+        return TimeInputs(tokens=self.config.rollout.max_response_tokens / 2)
+
+    @property
+    def times(self) -> IterationTimes:
+        return iteration_times(self.config, self.models, self.plan, self.time_inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPlacements:
+    """The roles of a recipe in turns on all GPUs, and in the fixed split that is best by prediction,
+    simulated as by `yatt simulate` with the figures of the recipe's plan.
+
+    Attributes:
+        switch_s: seconds of a switch.
+    """
+
+    turns: SimulatedResult
+    split: SimulatedResult
+    switch_s: float
+
+    @property
+    def turning_s(self) -> float:
+        """Seconds of a switch from which on the split is faster; nothing else depends on them."""
+        switches = [round(each.switch_s / self.switch_s) for each in (self.turns, self.split)]
+        others = [each.iteration_s - each.switch_s for each in (self.turns, self.split)]
+        return (others[1] - others[0]) / (switches[0] - switches[1])
+
+    @property
+    def best(self) -> str:
+        """The mode of the faster one."""
+        return min(
+            self.turns, self.split, key=lambda each: each.iteration_s
+        ).alternative.config.placement.mode
+
+
+def compared_placements(recipe: Recipe) -> ComparedPlacements:
+    """Simulates both placements of a recipe with GenRMs that have engines."""
+    config, times = recipe.config, recipe.times
+    most = config.rollout.max_response_tokens
+    figures = RunFigures(
+        lengths=log_normal(recipe.time_inputs.tokens, SIGMA, most), verdicts=times.verdict_tokens,
+        speeds=times.speeds, switch_s=times.switch_s, train_gpu_s=train_gpu_s(times.train_s, config),
+    )  # fmt: skip
+    comparison = SettingsComparison(setup_of(config, figures, num_iterations=None, seed=0))
+    splits: list[Alternative] = [
+        as_partial(config, num) for num in genrm_slab_counts(as_partial(config, 1).config)
+    ]
+    split = min(splits, key=comparison.predicted_s)
+    return ComparedPlacements(
+        comparison.result(as_colocated(config)), comparison.result(split), times.switch_s
+    )
+
+
+def placement_row(recipe: Recipe) -> list[str]:
+    """Cells of the table of placements."""
+    found = compared_placements(recipe)
+    seconds = [f"{each.iteration_s:.0f} s" for each in (found.turns, found.split)]
+    turning = f"{found.turning_s:.1f} s" if found.turning_s > 0 else "any"
+    return [
+        recipe.name, recipe.config.placement.mode, f"{found.switch_s:.1f} s", seconds[0],
+        f"{seconds[1]} ({found.split.alternative.name.removeprefix('partial, ')})", turning,
+    ]  # fmt: skip
 
 
 def recipe_of(path: Path) -> Recipe:
@@ -108,6 +185,28 @@ HEAD = [
 ]  # fmt: skip
 
 
+PLACEMENT_HEAD = [
+    "recipe", "its placement", "a switch takes", "iteration, colocated", "iteration, best split (partial)",
+    "partial is faster from a switch of",
+]  # fmt: skip
+
+
+def placement_lines(found: list[Recipe]) -> list[str]:
+    """The section about placements of recipes with GenRMs."""
+    return [
+        "## Placements of recipes with GenRMs", "",
+        "As `yatt simulate` simulates them, with the figures in each recipe's plan below. Colocated, all "
+        "roles have all GPUs, one after the other, and each GPU switches twice as often as in a split. A "
+        "switch is the seconds in which a GPU changes its role: sleep, the check of its memory, wake, load "
+        "of weights. Its figure is bytes over the link; where yours takes longer (`yatt simulate "
+        "runs/one` knows), the last column says when a split (`placement: {mode: partial, genrm_gpu_sets: "
+        "N}`) is faster. Differences below 3 % are within what the model can tell. Host memory: colocated, "
+        "all GPUs have a sleeping engine of each GenRM.",
+        "", "| " + " | ".join(PLACEMENT_HEAD) + " |", "|" + "---|" * len(PLACEMENT_HEAD),
+        *("| " + " | ".join(placement_row(each)) + " |" for each in found if each.config.engine_genrms),
+    ]  # fmt: skip
+
+
 def page() -> str:
     """The text of docs/recipes.md."""
     found = recipes()
@@ -122,12 +221,12 @@ def page() -> str:
         *("| " + " | ".join(row(recipe)) + " |" for recipe in found),
         "", "| recipe | what | result | source |", "|---|---|---|---|",
         *(f"| {name} | {' | '.join(each)} |" for name, rows in EXPECTED.items() for each in rows),
+        "", *placement_lines(found),
     ]  # fmt: skip
     for recipe in found:
-        inputs = TimeInputs(tokens=recipe.config.rollout.max_response_tokens / 2)
-        times = iteration_times(recipe.config, recipe.models, recipe.plan, inputs)
         text = [
-            *plan_page(recipe.config, recipe.models, recipe.plan), "", *times_in_words(times, inputs), "",
+            *plan_page(recipe.config, recipe.models, recipe.plan), "",
+            *times_in_words(recipe.times, recipe.time_inputs), "",
             *fit_in_words(recipe.faults),
         ]  # fmt: skip
         lines += ["", f"## {recipe.name}", "", "```", *text, "```"]

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.pictures import write_geometry
+from tests.reward_models import make_reward_model
 from tests.runs import ROOT, RunFile, living, rows, yatt
 from tests.tiny_models import make_of_config
 from tests.tiny_vision import make_vision_model
@@ -24,6 +25,8 @@ RUN = (
     "qwen2.5-7b-genrm",
     "qwen2.5-vl-7b-geo3k",
     "qwen3-30b-a3b",
+    "qwen3-8b-distill",
+    "qwen3-8b-rlhf",
     "qwen3-8b-rule",
     "qwen3-vl-30b-a3b",
 )
@@ -49,38 +52,43 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
     trainer = recipe["trainer"]
     layout = {key: min(trainer.get(key, 1), 2) for key in PARALLEL}
     ranks = layout["pipeline_model_parallel_size"] * layout["tensor_model_parallel_size"]
-    is_split = "placement" in recipe
     data = [str(folder / ("train.parquet" if "media" in recipe else "train.jsonl"))]
     small = {
         **recipe,
         "run": {"dir": str(folder / "run"), "deterministic": False},
-        "launch": {"nodes": 2 if is_split else 1, "gpus_per_node": max(2, ranks), "device": "cpu"},
+        "launch": {"nodes": 1, "gpus_per_node": max(2, ranks), "device": "cpu"},
         "data": {"train_files": data, "val_files": data, "max_prompt_tokens": 96},
         "model": {"path": tiny(recipe["model"]["path"], folder / "policy"), "dtype": "float32"},
         "rollout": {**recipe["rollout"], "n": 4, "max_response_tokens": 8, "tp_size": 1, "max_num_seqs": 8,
                     **SMALL_ENGINE},
-        "validation": {**recipe["validation"], "every": 1, "max_prompts": 2},
+        "validation": {**recipe.get("validation", {}), "every": 1, "max_prompts": 2},
         "trainer": {**trainer, **layout, "total_iterations": 2, "train_batch_size": 4, "mini_batch_size": 2,
                     "max_tokens_per_micro_batch": 512},
         "checkpoint": {"save_every": 1},
         "sync": {"probe_prompts": 2, "tolerance": 1.0e-4},
     }  # fmt: skip
     small["genrms"] = [
-        {**genrm, "model": tiny(genrm["model"], folder / genrm["name"]), "dtype": "float32", "max_tokens": 4,
-         "max_model_tokens": 512, "max_num_seqs": 4, **SMALL_ENGINE, "on_unparsable": "score"}
+        {**genrm, "model": tiny(genrm["model"], folder / genrm["name"]), "dtype": "float32", "tp_size": 1,
+         "max_model_tokens": 512, "max_num_seqs": 4, **SMALL_ENGINE,
+         **({} if "kind" in genrm else {"max_tokens": 4, "on_unparsable": "score"})}
         for genrm in recipe.get("genrms", ())
     ]  # fmt: skip
-    if is_split:
-        small["placement"] = {**recipe["placement"], "genrm_gpu_sets": 2}
+    if "genrm_gpu_sets" in recipe.get("placement", ()):
+        small["placement"] = {**recipe["placement"], "genrm_gpu_sets": 1}
+    if "val_files" not in recipe["data"]:
+        del small["validation"], small["data"]["val_files"]
     return small
 
 
 def tiny_of(model: str, folder: Path) -> str:
-    """A tiny random model of the family and features of a large one; of one with a tower, of its family."""
+    """A tiny random model of the family and features of a large one; of one with a tower or a head of
+    numbers, of its family. A GenRM is another model than the policy."""
     config = json.loads((ROOT / model / "config.json").read_text())
     if "vision_config" in config:
         return make_vision_model(folder, config["model_type"])
-    return make_of_config(folder, config)
+    if config["architectures"][0].endswith("ForSequenceClassification"):
+        return make_reward_model(folder)
+    return make_of_config(folder, config, seed=int(folder.name != "policy"))
 
 
 def recipe_of(name: str) -> dict[str, Any]:
@@ -134,6 +142,8 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
     assert living(run.run_dir) == {}
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
     assert [row["training/global_step"] for row in trained] == [1, 2]
+    named = [each["name"] for key in ("rewards", "genrms") for each in settings[key]]
+    assert all(f"critic/score/{name}/mean" in row for row in trained for name in named)
     checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
     assert {e["policy_version"] for e in checks} == {0, 1, 2}
     assert all(e["difference"] < 1e-5 for e in checks), "the engines have all tensors of every version"

@@ -45,7 +45,7 @@ LARGE_CLASSES = """
 
 LINES = {
     "control": 12600, "launch": 10850, "adapters": 10850, "core": 7600, "trainer": 7500, "obs": 5350,
-    "config": 4600, "checkpoint": 4100, "cli": 3700, "forecast": 3700, "engine": 3300, "models": 3450,
+    "config": 4600, "checkpoint": 4100, "cli": 3700, "forecast": 3750, "engine": 3300, "models": 3450,
     "records": 1750, "reward": 1450, "evaluation": 1250, "weights": 1250, "media": 1650, ".": 700,
     "uploader": 700, "algo": 600, "collectives": 250, "genrm": 50, "rollout": 50,
 }  # fmt: skip

@@ -1,11 +1,21 @@
 """Every recipe is a run file that loads, fits, and is checked as far as it can be without weights."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from tests.bench.recipes import EXPECTED, FOLDER, PAGE, ROOT, page, recipe_of
+from tests.bench.recipes import (
+    EXPECTED,
+    FOLDER,
+    PAGE,
+    PLACEMENT_HEAD,
+    ROOT,
+    compared_placements,
+    page,
+    recipe_of,
+)
 from yatt.config.doubts import doubtful_settings
 from yatt.config.load import load_run_config
 from yatt.config.site import load_site
@@ -13,6 +23,7 @@ from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.core.samples.verdict import check_template, check_verdict
 from yatt.forecast.memory.advice import check_possible
 from yatt.forecast.memory.fit import memory_plan
+from yatt.launch.checks.judge_check import check_head
 from yatt.launch.checks.planned_memory import check_planned_memory, memory_doubts
 from yatt.launch.checks.policy_check import check_architecture
 from yatt.launch.checks.preflight import check_function, check_length, check_structured
@@ -36,6 +47,36 @@ def test_the_site_file_is_one() -> None:
 def test_every_recipe_has_expected_results() -> None:
     assert {path.stem for path in FILES} == set(EXPECTED)
     assert all(source for rows in EXPECTED.values() for _, _, source in rows)
+
+
+def test_recipes_with_genrms_ship_the_faster_placement_and_say_when_the_other_one_is() -> None:
+    """By the page's table, which another test compares with the simulator."""
+    _, _, table = PAGE.read_text().partition("| " + " | ".join(PLACEMENT_HEAD) + " |\n")
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table.partition("\n\n")[0].splitlines()
+    ]
+    found = {row[0]: row[1:] for row in rows[1:]}
+    texts = {path.stem: path.read_text() for path in FILES}
+    assert found.keys() == {name for name, text in texts.items() if "\ngenrms:" in text}
+    for name, (mode, switch, turns, split, turning) in found.items():
+        least = 0.0 if turning == "any" else float(turning.split()[0])
+        fastest = "colocated" if float(switch.split()[0]) < least else "partial"
+        assert mode == fastest and (fastest == "colocated") is (
+            int(turns.split()[0]) <= int(split.split()[0])
+        )
+        num = "}" if mode == "colocated" else f", genrm_gpu_sets: {re.findall(r'[0-9]+', split)[1]}}}"
+        assert f"\nplacement: {{mode: {mode}{num}\n" in texts[name]
+        assert ("whatever a switch takes" if turning == "any" else f"a switch of {turning} on") in texts[name]
+
+
+def test_at_the_turning_point_both_placements_take_the_same_time() -> None:
+    found = compared_placements(recipe_of(FOLDER / "qwen2.5-7b-genrm.yaml"))
+    seconds = {
+        each.iteration_s + (found.turning_s / found.switch_s - 1) * each.switch_s
+        for each in (found.turns, found.split)
+    }
+    assert max(seconds) - min(seconds) < 1e-6 and found.best == "colocated"
+    assert found.turns.switch_s == pytest.approx(2 * found.switch_s)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -65,9 +106,11 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
     for reward in config.rewards:
         check_function(config, reward)
     for genrm in config.genrms:
-        check_template(genrm.template, "template", genrm.judging)
-        check_verdict(genrm.verdict, "verdict", genrm.judging)
-        check_structured(genrm, "genrms[0]")
+        if genrm.kind == "text":
+            check_template(genrm.template, "template", genrm.judging)
+            check_verdict(genrm.verdict, "verdict", genrm.judging)
+            check_structured(genrm, "genrms[0]")
+        check_head(genrm, "genrms[0].model")
         check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)
 
 
@@ -94,7 +137,8 @@ def test_a_node_fetches_the_parts_of_the_model_that_its_ranks_have_not(monkeypat
 
 def test_the_models_have_the_sizes_of_their_names() -> None:
     names = {
-        "Qwen2.5-7B-Instruct": 7.62, "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
+        "Qwen2.5-7B-Instruct": 7.62, "Qwen3-32B": 32.76, "Skywork-Reward-V2-Qwen3-4B": 4.02,
+        "Qwen3-8B": 8.19, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1,
         "DeepSeek-V3": 671.0, "Qwen2.5-VL-7B-Instruct": 8.29, "Qwen3-VL-30B-A3B-Instruct": 31.07,
     }  # fmt: skip
     assert set(names) == {folder.name for folder in (FOLDER / "models").iterdir() if folder.is_dir()}

@@ -11,6 +11,7 @@ import pytest
 from tests.bench.recipes import FOLDER, ROOT, recipe_of
 from tests.runs import HANG_S
 from tests.unit.forecast.test_memory_plan import config_of
+from yatt.config.schema import PlacementSection
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.forecast.memory.times import (
     HardwareRates,
@@ -18,6 +19,7 @@ from yatt.forecast.memory.times import (
     engine_speed,
     iteration_times,
     num_engines,
+    reading_speed,
     train_s,
 )
 from yatt.forecast.time.figures import RunFigures
@@ -51,8 +53,33 @@ def test_a_decoding_step_reads_weights_and_sequences():
     assert speed == EngineSpeed(engine.weights / 5e11, 1e5 * engine.kv.token / 5e11)
 
 
+@pytest.mark.parametrize(("name", "role"), [("distill", "genrm:teacher"), ("rlhf", "genrm:preference")])
+def test_an_engine_that_writes_nothing_reads_each_text_once(name, role):
+    """As fast as a forward pass of training: two operations a parameter and token, and attention."""
+    found = recipe(f"qwen3-8b-{name}")
+    said, engines = times(found), num_engines(found.config, role)
+    numel = sum(row.num_rows * (row.width or 1) for row in found.models[role].rows)
+    tokens, gpus = 1024 * (512 + 1024 + 0.5), engines * (2 if name == "distill" else 1)
+    assert said.verdict_tokens == {role: 1.0}
+    assert said.verdicts_s == pytest.approx(2 * numel * tokens / (gpus * 0.3 * 989e12), rel=0.15)
+    slow = times(found, rates=HardwareRates(utilization=0.15))
+    assert slow.verdicts_s == pytest.approx(2 * said.verdicts_s, rel=0.05)
+
+
+def test_a_teacher_has_a_head_of_tokens_and_a_scalar_model_none():
+    found, rates = recipe("qwen3-8b-distill"), HardwareRates()
+    engine, model = found.plan.engines[1], found.models["genrm:teacher"]
+    with_head, without = (
+        reading_speed(engine, model, 1000, rates, is_teacher=is_teacher).sequence_s
+        for is_teacher in (True, False)
+    )
+    assert with_head - without == pytest.approx(2 * 5120 * 151_936 * 1000 / (2 * 0.3 * 989e12))
+
+
 def test_verdicts_are_beside_the_rollout_where_they_have_gpus():
     found = recipe("qwen3-8b-genrm")
+    placement = PlacementSection(mode="partial", genrm_gpu_sets=4)
+    found = replace(found, config=replace(found.config, placement=placement))
     beside = times(found)
     assert beside.total_s == max(beside.rollout_s, beside.verdicts_s) + beside.train_s + beside.switch_s
     after = replace(beside, is_colocated=True)

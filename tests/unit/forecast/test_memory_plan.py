@@ -69,6 +69,40 @@ def test_an_engine_without_room_for_one_sequence_is_named():
     assert "one sequence of 32768 tokens" in faults["rollout.tp_size"]
 
 
+JUDGE = f"{{name: j, model: {QWEN3_8B}, %s}}"
+TEXT, SCALAR, TEACHER = (
+    JUDGE % more for more in ("template: '{prompt}'", "kind: scalar, chat: true", "kind: teacher%s")
+)
+
+
+def judge_of(section: str):
+    config = config_of(f"genrms=[{section}]")
+    plan = memory_plan(config, dict.fromkeys(("rollout", "genrm:j"), read_model(QWEN3_8B)))
+    return plan.engines[1], dict(memory_faults(plan))
+
+
+def test_a_scalar_reward_model_has_no_head_of_tokens():
+    text, scalar = judge_of(TEXT)[0], judge_of(SCALAR)[0]
+    assert text.weights - scalar.weights == 2 * 151_936 * 4096
+    assert text.peak == scalar.peak and text.logits == scalar.logits == 0, "vLLM fills its share"
+
+
+@pytest.mark.parametrize(
+    ("batched", "tokens", "before"),
+    [(4096, 4096, 0), (40_000, 32_768, 7232), (80_000, 32_768, 32_768), (None, 16_384, 0), ("x", 16_384, 0)],
+)
+def test_a_teacher_has_logits_beside_its_share_of_the_gpu(batched, tokens, before):
+    """Of one request (in bfloat16, and log-probs of them in float32), and log-probs of the request before. A
+    value that vLLM refuses counts as none."""
+    more = "" if batched is None else f", engine_args: {{max_num_batched_tokens: {batched}}}"
+    engine, faults = judge_of(TEACHER % more)
+    assert engine.logits == 151_936 * (6 * tokens + 4 * before)
+    assert engine.peak - judge_of(TEXT)[0].peak == engine.logits
+    assert ("genrms[0].engine_args" in faults) is (batched != 4096)
+    said = "".join(faults.values())
+    assert batched == 4096 or f"logits need {engine.logits / GIB:.1f} GiB" in said, said
+
+
 def test_host_memory_that_is_too_small_is_named():
     plan = plan_of()
     assert "host memory" in dict(memory_faults(plan, 100 * GIB))["launch.nodes"]

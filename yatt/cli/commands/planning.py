@@ -187,7 +187,8 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
         },
         **{
             f"GPU of {engine.role}": {
-                "weights": engine.weights, "KV cache": engine.kv_cache, "graphs, activations": engine.other,
+                "weights": engine.weights, "KV cache": engine.kv_cache,
+                "graphs, activations": engine.other - engine.logits, "logits": engine.logits,
                 "sleeping workers": engine.sleeping, "sum": engine.peak,
             }
             for engine in found.engines

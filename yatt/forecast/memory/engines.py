@@ -1,7 +1,15 @@
-"""Bytes of a GPU while an engine holds it, by role: weights, KV cache, and room for sequences."""
+"""Bytes of a GPU while an engine holds it, by role: weights, KV cache, and room for sequences.
+
+An engine that writes nothing (`genrms[].kind`) has a KV cache as large as another one's, since vLLM takes
+what its share of the GPU leaves; in it are the texts that it reads. A scalar reward model has no head of
+tokens. A teacher has logits of every token that it reads. vLLM computes them request by request, does not
+count them when it measures at its start, and so needs them beside its share of the GPU.
+
+Source: `_get_prompt_logprobs_dict` in vLLM's v1/worker/gpu_model_runner.py.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 from yatt.config.sizes import engine_roles
@@ -9,10 +17,14 @@ from yatt.forecast.memory.parameters import parameter_kind
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.forecast.memory.trainer import ITEM_BYTES, longest_sample
 from yatt.models.model import Model
+from yatt.models.rows import OUTPUT
 from yatt.models.shape import LatentAttention, Shape
 
 ENGINE_BYTES = 4 << 30
 """Of an engine beside weights and KV cache: context, graphs, activations of a step; assumed."""
+
+BATCHED_TOKENS = 16384
+"""vLLM's most tokens of one step on GPUs of 70 GiB and more (`max_num_batched_tokens`), A100 excepted."""
 
 SLEEPING_BYTES = 2 << 30
 """Of a worker that sleeps: context, graphs, communicators; assumed. `lease.max_sleeping_bytes` limits it."""
@@ -44,6 +56,7 @@ class EngineMemory:
     Args:
         role: `rollout` or `genrm:NAME`.
         key: section of the run file, for messages.
+        other: context, graphs, activations; and of a teacher logits, see `logits`.
         sleeping: workers of other roles that sleep on the same GPU.
         kv: of sequences, on this GPU.
         longest: tokens of the longest sequence.
@@ -65,6 +78,11 @@ class EngineMemory:
     def peak(self) -> int:
         """All of it."""
         return self.weights + self.kv_cache + self.other + self.sleeping
+
+    @property
+    def logits(self) -> int:
+        """Of a teacher: logits of a step's tokens, and log-probs of them in float32."""
+        return self.other - ENGINE_BYTES
 
     @property
     def num_sequences(self) -> int:
@@ -120,6 +138,8 @@ def _engine(
         item, longest = ITEM_BYTES[section.dtype], section.max_model_tokens or model.shape.max_positions
     else:
         key, item, longest = "rollout", ITEM_BYTES[config.model.dtype], longest_sample(config)
+    if isinstance(section, GenRMSection) and section.kind == "scalar":
+        model = replace(model, rows=tuple(row for row in model.rows if row.name != OUTPUT))
     weights = weights_numel(model, section.tp_size) * item
     budget = int(section.gpu_memory_utilization * gpu_bytes)
     kv_cache = section.kv_cache_bytes or max(budget - weights - ENGINE_BYTES, 0)
@@ -129,9 +149,21 @@ def _engine(
         num_gpus=section.tp_size,
         weights=weights,
         kv_cache=kv_cache,
-        other=ENGINE_BYTES,
+        other=ENGINE_BYTES + _logits(config, section, model.shape.vocab_size),
         sleeping=num_sleeping * SLEEPING_BYTES,
         kv=sequence_bytes(model.shape, section.tp_size, item),
         longest=longest,
         limit=gpu_bytes if section.kv_cache_bytes else budget,
     )
+
+
+def _logits(config: RunConfig, section: RolloutSection | GenRMSection, vocab_size: int) -> int:
+    """Bytes of a teacher's logits on each GPU; 0 of another engine. While those of one request are computed,
+    the log-probs of the request before are still there."""
+    if isinstance(section, RolloutSection) or section.kind != "teacher":
+        return 0
+    given = section.engine_args.get("max_num_batched_tokens")
+    batched = given if type(given) is int and given > 0 else BATCHED_TOKENS
+    tokens = min(batched, longest_sample(config))
+    before = min(batched - tokens, tokens)
+    return vocab_size * (tokens * (ITEM_BYTES[section.dtype] + 4) + before * 4)

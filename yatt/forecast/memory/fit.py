@@ -272,12 +272,19 @@ def shm_fault(where: str, held: int, has: int) -> tuple[str, str]:
 
 def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:
     if engine.num_sequences < 1:
-        needed = engine.weights + engine.other + int(engine.kv.of_tokens(engine.longest))
+        needed = engine.weights + engine.other - engine.logits + int(engine.kv.of_tokens(engine.longest))
         yield (
             f"{engine.key}.tp_size",
             f"{engine.num_gpus}: weights, and a KV cache for one sequence of {engine.longest} tokens, need "
             f"{_gib(needed)} of each GPU; the engine may use {_gib(engine.limit)}. Write a larger tp_size, "
             "or a larger gpu_memory_utilization or kv_cache_bytes.",
+        )
+    elif engine.peak > gpu_bytes and engine.logits:
+        yield (
+            f"{engine.key}.engine_args",
+            f"a teacher's logits need {_gib(engine.logits)} beside what gpu_memory_utilization counts; "
+            f"together that is {_gib(engine.peak)} of {_gib(gpu_bytes)}. Write a smaller "
+            "max_num_batched_tokens (longer texts are read in parts), or a smaller gpu_memory_utilization.",
         )
     elif engine.peak > gpu_bytes:
         yield (

@@ -2,8 +2,9 @@
 
 Training: floating-point operations of all passes over peak rate and utilization. Sampling: an engine's step
 reads all weights, and for each running sequence it reads keys and values or computes, whichever is longer.
-Switch: bytes over the link between GPU and host. Prefill of prompts, reward functions, saves and the
-network between nodes are left out.
+An engine that writes nothing reads each text once, in one step, as fast as training would. Switch: bytes over
+the link between GPU and host. Prefill of prompts that are continued, reward functions, saves and the network
+between nodes are left out.
 
 Source of the utilization: Chowdhery et al., arXiv 2204.02311, appendix B.
 """
@@ -11,7 +12,7 @@ Source of the utilization: Chowdhery et al., arXiv 2204.02311, appendix B.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sizes import (
     engine_gpus,
     engine_nodes,
@@ -22,7 +23,7 @@ from yatt.config.sizes import (
     slab_gpus,
 )
 from yatt.core.gpus.engine_model import EngineSpeed
-from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.placement import ROLLOUT, genrm_role
 from yatt.forecast.memory.engines import EngineMemory
 from yatt.forecast.memory.fit import MemoryPlan
 from yatt.forecast.time.figures import RunFigures
@@ -125,6 +126,17 @@ def engine_speed(engine: EngineMemory, model: Model, tokens: float, rates: Hardw
     return EngineSpeed(engine.weights / bandwidth, max(read_s, compute_s))
 
 
+def reading_speed(
+    engine: EngineMemory, model: Model, tokens: float, rates: HardwareRates, *, is_teacher: bool
+) -> EngineSpeed:
+    """The speed of an engine that writes nothing: a step reads a text of this many tokens for each sequence;
+    a teacher also has logits of them."""
+    length = round(tokens)
+    flops = forward_flops(model.shape).of_sequence(length, length if is_teacher else 0)
+    compute_s = flops / (engine.num_gpus * rates.peak_flops * rates.utilization)
+    return EngineSpeed(engine.weights / (rates.memory_bytes_per_s * rates.memory_share), compute_s)
+
+
 def iteration_times(
     config: RunConfig, models: Mapping[str, Model], plan: MemoryPlan, inputs: TimeInputs
 ) -> IterationTimes:
@@ -140,7 +152,11 @@ def iteration_times(
         if not is_rollout:
             verdict_tokens[engine.role] = said
         context = config.data.max_prompt_tokens / 2 + (tokens / 2 if is_rollout else tokens + said / 2)
-        counted = engine_speed(engine, models[engine.role], context, rates)
+        kind = "text" if is_rollout else _genrm_of(config, engine.role).kind
+        if kind == "text":
+            counted = engine_speed(engine, models[engine.role], context, rates)
+        else:
+            counted = reading_speed(engine, models[engine.role], context, rates, is_teacher=kind == "teacher")
         speed = measured.speeds.get(engine.role, counted)
         speeds[engine.role] = speed
         seconds[engine.role] = _decode_s(config, engine, speed, (samples, said, context))
@@ -164,10 +180,24 @@ def iteration_times(
     )
 
 
+def _counted_speed(
+    config: RunConfig, engine: EngineMemory, model: Model, context: float, rates: HardwareRates
+) -> EngineSpeed:
+    kind = "text" if engine.role == ROLLOUT else _genrm_of(config, engine.role).kind
+    if kind == "text":
+        return engine_speed(engine, model, context, rates)
+    return reading_speed(engine, model, context, rates, is_teacher=kind == "teacher")
+
+
 def _verdict_tokens(config: RunConfig, role: str) -> float:
-    """Half of the largest verdict, as often as a completion is judged by itself."""
-    genrm = next(each for each in config.engine_genrms if role == f"genrm:{each.name}")
-    return 1.0 if genrm.kind != "text" else genrm.max_tokens / 2 * genrm.votes
+    """Half of the largest verdict, as often as a completion is judged by itself; of an engine that writes
+    nothing the one step in which it reads."""
+    genrm = _genrm_of(config, role)
+    return genrm.max_tokens / 2 * genrm.votes if genrm.kind == "text" else 1.0
+
+
+def _genrm_of(config: RunConfig, role: str) -> GenRMSection:
+    return next(each for each in config.engine_genrms if role == genrm_role(each.name))
 
 
 def _decode_s(
