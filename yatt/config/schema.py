@@ -10,10 +10,12 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from yatt.config.sections.algorithm import (
+    GAE,
     AlgorithmSection as AlgorithmSection,
     CorrectionSection as CorrectionSection,
     RejectionSection as RejectionSection,
 )
+from yatt.config.sections.critic import CriticSection as CriticSection
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
 from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
 from yatt.config.sections.operation import (
@@ -313,6 +315,7 @@ class RunConfig:
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     placement: PlacementSection = field(default_factory=PlacementSection)
     algorithm: AlgorithmSection = field(default_factory=AlgorithmSection)
+    critic: CriticSection = field(default_factory=CriticSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     validation: ValidationSection = field(default_factory=ValidationSection)
     lease: LeaseSection = field(default_factory=LeaseSection)
@@ -321,6 +324,11 @@ class RunConfig:
     profile: ProfileSection = field(default_factory=ProfileSection)
     media: MediaSection = field(default_factory=MediaSection)
     vision: VisionSection = field(default_factory=VisionSection)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained beside the policy."""
+        return self.algorithm.adv_estimator == GAE and not self.algorithm.path
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:
