@@ -46,7 +46,7 @@ def dense(tmp_path_factory):
         job(folder, model, "resumed", {}, GO_ON, store="one", restore=SAVED),
         job(folder, model, "away", {"offload_optimizer": True}),
         job(folder, model, "away-resumed", {"offload_optimizer": True}, GO_ON, store="away", restore=SAVED),
-        job(folder, model, "bf16", {"dtype": "bfloat16"}),
+        job(folder, model, "bf16", {"dtype": "bfloat16"}, [["train", 1], ["save", 1], *GO_ON]),
         job(folder, model, "bf16-resumed", {"dtype": "bfloat16"}, GO_ON, store="bf16", restore=SAVED),
         job(folder, model, "waiting", {}, critic={**CRITIC, "warmup_iterations": 1}),
         job(folder, model, "blank", {}, [["values", 1]], critic={**CRITIC, "path": str(blank(folder))}),
