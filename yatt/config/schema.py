@@ -5,7 +5,7 @@ default has none. Rules inside one section are checked in its ``__post_init__``;
 `yatt.config.check`. Every section is complete after loading.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -329,6 +329,11 @@ class RunConfig:
     def has_critic(self) -> bool:
         """Whether a value model is trained beside the policy."""
         return self.algorithm.adv_estimator == GAE and not self.algorithm.path
+
+    @property
+    def critic_model(self) -> ModelSection:
+        """The critic as a model: its folder in the policy's place."""
+        return replace(self.model, path=self.critic.path or self.model.path)
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:

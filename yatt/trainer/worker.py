@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.adapters.files.patience import with_retries
-from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.inputs.model_family import critic_of_run, model_of_run
 from yatt.adapters.net.curve import CurveKeys
 from yatt.adapters.node_local.host_segment import plan_path
 from yatt.adapters.node_local.prepared_media import noise_picture, open_prepared
@@ -28,7 +28,6 @@ from yatt.checkpoint.store.store import Store
 from yatt.collectives.group import RunGroup
 from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
-from yatt.models.model import with_value_head
 from yatt.models.pictures.probe import NAME, probe_media
 from yatt.models.pictures.tokens import pixel_scale, unlimited_tokens
 from yatt.models.rows import SCORE
@@ -192,7 +191,7 @@ class TrainerRank:
             policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay,
             is_recomputed=config.trainer.recompute != "none",
         )  # fmt: skip
-        critic = self._built_critic() if config.has_critic else None
+        critic = self._built_critic()
         host = host_copy_of(policy, reference, Path(order.stem), order.attempt, critic)
         pictures = _picture_features(config, policy, reference)
         learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures, critic)
@@ -208,14 +207,17 @@ class TrainerRank:
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
 
-    def _built_critic(self) -> Policy:
+    def _built_critic(self) -> Policy | None:
+        """Builds the critic, if the run has one. Collective."""
         config = critic_config(self._config)
         limit_s = config.launch.phase_timeout_s
         model = with_retries(
-            partial(model_of_run, config.model), limit_s=limit_s, on_failure=lambda _: self._tick()
+            partial(critic_of_run, self._config), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
+        if model is None:
+            return None
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick, zeros=(SCORE,))
-        return build_policy(config, with_value_head(model), self._device, source, self._tick)
+        return build_policy(config, model, self._device, source, self._tick)
 
     def _restore(self, order: m.Restore) -> m.Message:
         """Restores a checkpoint; see `CheckpointSource.restored`."""

@@ -11,7 +11,14 @@ from yatt.control.gpus.unfit import PROCESS_BYTES
 from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
 from yatt.forecast.memory.parameters import table_of
-from yatt.forecast.memory.trainer import TrainerMemory, trainer_demand, trainer_memory, worst_stage
+from yatt.forecast.memory.trainer import (
+    OtherModels,
+    TrainerMemory,
+    critic_table,
+    trainer_demand,
+    trainer_memory,
+    worst_stage,
+)
 from yatt.models.model import Model
 
 GIB = 1 << 30
@@ -35,6 +42,7 @@ class HostMemory:
         weights: host copies of parameters, which engines load.
         optimizer: host copies of main copies and moments.
         reference: host copies of the reference model.
+        critic: host copies of the critic's parameters and its optimizer's state.
         fetched: weights of other nodes' ranks, without which the node's engines have not the whole model.
         given: the former version of the weights that other nodes fetch (`placement.send_changes`).
         genrms: weights of GenRMs that sleep.
@@ -45,6 +53,7 @@ class HostMemory:
     weights: int = 0
     optimizer: int = 0
     reference: int = 0
+    critic: int = 0
     fetched: int = 0
     given: int = 0
     genrms: int = 0
@@ -53,7 +62,7 @@ class HostMemory:
     @property
     def total(self) -> int:
         """All of it."""
-        kept = self.weights + self.optimizer + self.reference
+        kept = self.weights + self.optimizer + self.reference + self.critic
         return kept + self.fetched + self.given + self.genrms + self.processes
 
 
@@ -72,7 +81,8 @@ def host_memory(
         kind="trainer",
         weights=gpus * max(aligned_size(stage.weights) for stage in stages),
         optimizer=gpus * max(aligned_size(stage.optimizer) for stage in stages),
-        reference=gpus * max(stage.reference for stage in stages),
+        reference=gpus * max(stage.others.reference for stage in stages),
+        critic=gpus * max(_critic_copies(stage.others) for stage in stages),
         fetched=0 if is_split else fetched,
         given=given,
         genrms=0 if is_split else _sleeping(engines, _genrm_gpus(config)),
@@ -88,6 +98,10 @@ def host_memory(
         processes=PROCESS_BYTES * gpus,
     )
     return [trainer, engine]
+
+
+def _critic_copies(others: OtherModels) -> int:
+    return aligned_size(others.critic_weights) + aligned_size(others.critic_optimizer)
 
 
 def _exchanged(config: RunConfig, stages: Sequence[TrainerMemory]) -> tuple[int, int]:
@@ -181,7 +195,7 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     """
     policy = models[ROLLOUT]
     table = table_of(policy, config.vision.train)
-    stages = trainer_memory(trainer_demand(config, policy.shape, table))
+    stages = trainer_memory(trainer_demand(config, policy.shape, table, critic_table(config)))
     sleeping = num_sleeping(config)
     engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
     return MemoryPlan(

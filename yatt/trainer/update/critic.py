@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from yatt.algo.advantage import RewardTable, ValueEstimate, gae_estimate
-from yatt.config.schema import CriticSection, ModelSection, RunConfig
+from yatt.config.schema import CriticSection, RunConfig
 from yatt.records.message import SampleFact
 from yatt.trainer.attention.batches import MicroBatch
 from yatt.trainer.forward.passes import (
@@ -37,9 +37,8 @@ VARIANCE_FLOOR = 1e-5
 
 def critic_config(config: RunConfig) -> RunConfig:
     """The run's config with the critic in the policy's place: its folder, its optimizer, its epochs."""
-    model: ModelSection = replace(config.model, path=config.critic.path or config.model.path)
     trainer = replace(config.trainer, ppo_epochs=config.critic.epochs)
-    return replace(config, model=model, optimizer=config.critic.optimizer, trainer=trainer)
+    return replace(config, model=config.critic_model, optimizer=config.critic.optimizer, trainer=trainer)
 
 
 def row_values(micro: MicroBatch, given: HeadInput) -> Tensor:
