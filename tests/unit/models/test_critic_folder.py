@@ -64,17 +64,20 @@ def test_a_folder_that_is_no_model_is_told_once(folder: Path, tmp_path: Path) ->
     assert says.startswith("critic.path: ") and "architecture 'bert' is not supported" in says
 
 
+FEW = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+STAGES = ["trainer.pipeline_model_parallel_size=2", "launch.gpus_per_node=2"]
+
+
 @pytest.mark.parametrize(
     ("changed", "settings", "says"),
     [
         ({"vocab_size": 60}, [], "has 60 tokens and the policy"),
-        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, ["trainer.pipeline_model_parallel_size=2", "launch.gpus_per_node=2"],
-         "does not fit the trainer's layout. trainer.pipeline_model_parallel_size 2 is more than"),
+        (FEW, STAGES, "does not fit the trainer's layout. trainer.pipeline_model_parallel_size 2 is more"),
         ({"max_position_embeddings": 4}, [], "critic.path: data.max_prompt_tokens + rollout.max_response"),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_do_not_fit_are_told(
-    folder: Path, critic: Path, changed: dict[str, int], settings: list[str], says: str
+    folder: Path, critic: Path, changed: dict[str, object], settings: list[str], says: str
 ) -> None:
     values = json.loads((critic / "config.json").read_text())
     (critic / "config.json").write_text(json.dumps(values | changed))
