@@ -10,6 +10,13 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import EP, TINY
 from tests.integration.trainer.test_layouts import CP, PP, TP, VPP, assert_bit_equal, largest_difference
 from tests.integration.trainer.valued import SCORE, add_score, paper_critic
+from tests.saved_weights import tensors_in
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.verifying import verify_checkpoint
+from yatt.checkpoint.convert.export import export_as_hf
+from yatt.checkpoint.store.store import FolderStore
+from yatt.models.folder import ModelFolder
+from yatt.models.model import read_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 GAMMA, LAM, MASKED = 0.97, 0.9, (3, 10)
@@ -24,6 +31,7 @@ LEARN = [
     ["publish", "final"],
 ]  # fmt: skip
 GO_ON = [["train", 2], ["critic_state", "final"], ["publish", "final"]]
+PLAIN = [["train", 1], ["publish", "after1"], ["save", 1], *GO_ON]
 FIRST = [["values", 1], ["critic_gradient", "first"]]
 SAVED = "manifests/00000001.000001.json"
 
@@ -46,10 +54,30 @@ def dense(tmp_path_factory):
         job(folder, model, "resumed", {}, GO_ON, store="one", restore=SAVED),
         job(folder, model, "away", {"offload_optimizer": True}),
         job(folder, model, "away-resumed", {"offload_optimizer": True}, GO_ON, store="away", restore=SAVED),
-        job(folder, model, "bf16", {"dtype": "bfloat16"}, [["train", 1], ["save", 1], *GO_ON]),
+        job(
+            folder,
+            model,
+            "bf16",
+            {"dtype": "bfloat16"},
+            [["train", 1], ["publish", "after1"], ["save", 1], *GO_ON],
+        ),
         job(folder, model, "bf16-resumed", {"dtype": "bfloat16"}, GO_ON, store="bf16", restore=SAVED),
         job(folder, model, "waiting", {}, critic={**CRITIC, "warmup_iterations": 1}),
         job(folder, model, "blank", {}, [["values", 1]], critic={**CRITIC, "path": str(blank(folder))}),
+        job(folder, model, "group", {}, [["train", 1], ["save", 1]], algorithm={"kl_in": "none"}, critic={}),
+        job(folder, model, "none-saved", {}, [], store="group", restore=SAVED, is_refused=True),
+        job(folder, model, "from-group", {}, FIRST, store="group", restore=SAVED, weights_only=True),
+        job(
+            folder,
+            model,
+            "other-kind",
+            {},
+            [],
+            store="one",
+            restore=SAVED,
+            is_refused=True,
+            critic={"optimizer": {"kind": "sgd"}},
+        ),
         job(folder, model, "other-head", {}, [["train", 1]], trap="critic-reward-at-another-token"),
     ]
     jobs = run_world(folder / "alone", 1, alone)
@@ -129,6 +157,26 @@ def test_a_resumed_critic_is_bit_equal(dense, name):
     assert_bit_equal(after.tensors("final"), before.tensors("final"))
     assert_bit_equal(after.weights("final"), before.weights("final"))
     assert after.notes[0]["metrics"][0] == before.notes[0]["metrics"][1]
+
+
+def test_a_state_without_a_critics_is_refused_and_weights_are_enough(dense):
+    jobs = dense[1]
+    assert jobs["none-saved"].notes[0]["fault"] == (
+        "algorithm.adv_estimator: gae has a critic, and checkpoint 1 has no state of one; write "
+        "run.from_checkpoint.take: weights, with which the critic begins as critic.path says."
+    )
+    assert jobs["from-group"].notes[0]["values"] == jobs["one"].notes[0]["values"]
+    assert jobs["other-kind"].notes[0]["fault"].startswith("critic.optimizer.kind: checkpoint 1 has")
+
+
+def test_an_export_of_a_checkpoint_has_the_policy_only(dense, tmp_path):
+    model, jobs = dense
+    checkpoints = Checkpoints(FolderStore(model.parent / "store-bf16"), 0)
+    folder = ModelFolder(path=model, model=read_model(str(model)))
+    export_as_hf(checkpoints, SAVED, folder, tmp_path / "hf", lambda _: None)
+    assert verify_checkpoint(checkpoints, SAVED, lambda _: None).damages == ()
+    assert SCORE not in tensors_in(tmp_path / "hf")
+    assert_bit_equal(tensors_in(tmp_path / "hf"), jobs["bf16"].weights("after1"))
 
 
 def test_two_ranks_go_on_from_one(dense):

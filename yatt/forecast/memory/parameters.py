@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.models.model import Model
 from yatt.models.pictures.tower import trains_parameter
-from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
+from yatt.models.rows import EMBEDDING, OUTPUT, SCORE, WeightRow
 
 BY_COLUMNS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
 BY_ROWS = (
@@ -25,7 +25,7 @@ ALIGN, BUCKET_ALIGN = 64, 128
 
 def cut_dim(row: WeightRow) -> int | None:
     """The dimension that tensor parallelism cuts, by megatron-core's kinds of layers."""
-    if row.is_tower:
+    if row.is_tower or row.hf_names == (SCORE,):
         return None
     if row.name.endswith(BY_COLUMNS):
         return 1
