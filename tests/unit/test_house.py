@@ -44,10 +44,10 @@ LARGE_CLASSES = """
 """Classes with more than ten fields, without records and sections of the config."""
 
 LINES = {
-    "control": 12400, "launch": 10750, "adapters": 10850, "core": 7500, "trainer": 7450, "obs": 5350,
-    "config": 4550, "checkpoint": 4100, "cli": 3700, "forecast": 3500, "engine": 3250, "models": 3300,
+    "control": 12400, "launch": 10800, "adapters": 10850, "core": 7500, "trainer": 7700, "obs": 5350,
+    "config": 4700, "checkpoint": 4100, "cli": 3700, "forecast": 3550, "engine": 3250, "models": 3300,
     "records": 1650, "reward": 1450, "evaluation": 1250, "weights": 1050, "media": 1650, ".": 700,
-    "uploader": 700, "algo": 600, "collectives": 250, "genrm": 50, "rollout": 50,
+    "uploader": 700, "algo": 650, "collectives": 250, "genrm": 50, "rollout": 50,
 }  # fmt: skip
 """Most lines of each package (".": modules of no package). Raise one only with an ADR that says what for."""
 
