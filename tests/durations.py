@@ -21,8 +21,8 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 105,
     "tests/faults/": 900,
     "tests/gpu/": 1,
-    "tests/integration/test_": 1100,
-    "tests/integration/trainer/": 480,
+    "tests/integration/test_": 1110,
+    "tests/integration/trainer/": 520,
     "tests/slurm/": 650,
     "tests/soak/": 100,
 }

@@ -8,7 +8,7 @@ import torch
 
 from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import EP, TINY
-from tests.integration.trainer.test_layouts import CP, PP, TP, VPP, assert_bit_equal, largest_difference
+from tests.integration.trainer.test_layouts import CP, PP, TP, assert_bit_equal, largest_difference
 from tests.integration.trainer.valued import SCORE, add_score, paper_critic
 from tests.saved_weights import tensors_in
 from yatt.checkpoint.commit.manifest import Checkpoints
@@ -23,7 +23,7 @@ GAMMA, LAM, MASKED = 0.97, 0.9, (3, 10)
 GAE = {"adv_estimator": "gae", "gamma": GAMMA, "lam": LAM, "correction": {"rule": "none"}}
 CRITIC = {"epochs": 2, "value_clip": 0.05, "optimizer": {"lr": 2e-3}}
 TWO = {
-    "tp2": {TP: 2}, "tp2sp": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2}, "vpp2": {PP: 2, VPP: 2},
+    "tp2": {TP: 2}, "tp2sp": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2},
     "cp2": {CP: 2}, "dp2": {"overlap_grad_reduce": True, "overlap_param_gather": True},
 }  # fmt: skip
 LEARN = [
@@ -46,7 +46,7 @@ def job(folder, model, name, layout, actions=LEARN, **more):
 def dense(tmp_path_factory):
     """A model folder with a value head, and what one and two ranks did with it as policy and critic."""
     folder = tmp_path_factory.mktemp("critic")
-    model = make_model(folder / "model", "qwen3", is_tied=False)
+    model = make_model(folder / "model", "qwen3", is_tied=False, num_hidden_layers=2)
     add_score(model)
     alone = [  # the first one shows that nothing is left in its process
         job(folder, model, "napping", {}, [["nap", 0], ["train", 1], ["nap", 0], *GO_ON]),
@@ -93,7 +93,7 @@ def dense(tmp_path_factory):
 
 def blank(folder):
     """A smaller model, with tied embeddings and without a value head."""
-    return make_model(folder / "blank", "qwen2", is_tied=True, num_hidden_layers=2)
+    return make_model(folder / "blank", "qwen2", is_tied=True, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,8 @@ def farthest_gradient(got, wanted):
 
 @pytest.mark.parametrize("name", ["one", *TWO])
 def test_values_and_gradients_are_transformers_in_every_layout(dense, paper, name):
-    """Samples have an observation between two turns; two are masked."""
+    """Samples have an observation between two turns; two are masked. Ranks alone, and no whole run: three
+    worlds for all tests of this module."""
     found = dense[1][name]
     wanted = [*itertools.chain(*paper.values)]
     for notes in found.notes:

@@ -15,7 +15,8 @@ CRITIC = {"epochs": 2, "optimizer": {"lr": 3e-3, "lr_warmup_steps": 0}}
 
 
 def test_a_critic_learns_what_prompts_are_worth_and_the_policy_what_it_can_change(shallow, tmp_path):
-    """The other algorithm of one completion has the mean of the batch as its baseline."""
+    """The other algorithm of one completion has the mean of the batch as its baseline. A trainer rank alone,
+    which samples for itself, is cheaper than a whole run."""
     common = {"model": str(shallow["qwen3"]), "iterations": ITERATIONS, "critic": {}}
     jobs = [
         {**common, "name": "gae", "algorithm": GAE, "critic": CRITIC},
