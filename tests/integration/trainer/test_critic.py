@@ -63,6 +63,7 @@ def dense(tmp_path_factory):
         ),
         job(folder, model, "bf16-resumed", {"dtype": "bfloat16"}, GO_ON, store="bf16", restore=SAVED),
         job(folder, model, "waiting", {}, critic={**CRITIC, "warmup_iterations": 1}),
+        job(folder, model, "still", {}, [["train", 1]], critic={"optimizer": {"lr": 0.0}}),
         job(folder, model, "blank", {}, [["values", 1]], critic={**CRITIC, "path": str(blank(folder))}),
         job(folder, model, "group", {}, [["train", 1], ["save", 1]], algorithm={"kl_in": "none"}, critic={}),
         job(folder, model, "none-saved", {}, [], store="group", restore=SAVED, is_refused=True),
@@ -136,6 +137,21 @@ def test_metrics_are_their_definitions(dense, paper):
     mean, deviation = statistics.mean(gains), statistics.stdev(gains)
     largest = max(itertools.chain(*paper.advantages))
     assert found["critic/advantages/max"] == pytest.approx((largest - mean) / deviation, rel=1e-5)
+
+
+def test_the_loss_of_a_critic_that_does_not_change_is_half_of_the_squared_error(dense, paper):
+    """Of each mini-batch a mean over the tokens that are trained on; those weigh as all tokens of it."""
+    total, count, half = 0.0, 0, len(paper.values) // 2
+    for first in (0, half):
+        numbers = range(first, first + half)
+        size = sum(len(paper.values[number]) for number in numbers)
+        pairs = [zip(paper.values[n], paper.returns[n], strict=True) for n in numbers if n not in MASKED]
+        total += size * statistics.mean((a - b) ** 2 / 2 for a, b in itertools.chain(*pairs))
+        count += size
+    found = dense[1]["still"].notes[0]["metrics"][0]
+    assert found["critic/vf_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert found["critic/vf_clipfrac"] == 0.0 == found["critic/lr"]
+    assert found["critic/vpred_mean"] == pytest.approx(found["critic/values/mean"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -222,10 +238,13 @@ def test_experts_over_ranks_have_values_and_gradients_of_transformers(tmp_path):
     model = make_model(tmp_path / "model", "qwen3_moe", num_hidden_layers=2, **TINY["qwen3_moe"])
     add_score(model)
     layout = {EP: 2, "mini_batch_size": 4}
-    jobs = run_world(tmp_path / "pair", 2, [job(tmp_path, model, "ep2", layout, FIRST)])
+    layouts = {"ep2": layout, "again": layout | {"recompute": "full"}}
+    listed = [job(tmp_path, model, name, each, FIRST) for name, each in layouts.items()]
+    jobs = run_world(tmp_path / "pair", 2, listed)
     paper = paper_critic(model, gamma=GAMMA, lam=LAM, masked=MASKED, num_steps=1)
     wanted = [*itertools.chain(*paper.values)]
-    for notes in jobs["ep2"].notes:
-        assert max(abs(a - b) for a, b in zip(notes["values"], wanted, strict=True)) < 1e-5
-    assert farthest_gradient(jobs["ep2"].tensors("first"), paper.gradient) < 1e-5
+    for found in jobs.values():
+        for notes in found.notes:
+            assert max(abs(a - b) for a, b in zip(notes["values"], wanted, strict=True)) < 1e-5
+        assert farthest_gradient(found.tensors("first"), paper.gradient) < 1e-5
     assert torch.count_nonzero(paper.gradient[SCORE])

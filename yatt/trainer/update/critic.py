@@ -29,6 +29,7 @@ from yatt.trainer.forward.passes import (
     optimizer_step,
     run_pass,
 )
+from yatt.trainer.forward.routes import Routes
 from yatt.trainer.mcore.model import Policy
 
 VARIANCE_FLOOR = 1e-5
@@ -134,9 +135,14 @@ def update_critic(config: RunConfig, critic: Policy, work: CriticUpdate, tick: T
     sums = torch.zeros(4, dtype=torch.float64, device=critic.device)
     returns_F, old_F = (each.to(critic.device) for each in (work.estimate.returns_T, work.values_F))
     objective = _ValueObjective(section, returns_F, old_F)
+    routes = Routes(
+        critic.chunks, critic.shape, critic.device, is_replayed=False,
+        is_recomputed=config.trainer.recompute != "none",
+    )  # fmt: skip
     for _ in range(section.epochs):
         for micros in work.steps:
-            measured, norm, _ = optimizer_step(critic, micros, objective, tick)
+            measured, norm, _ = optimizer_step(critic, micros, objective, tick, routes.update)
+            routes.end_update()
             norms.append(norm)
             if counts_tokens():
                 sums += torch.stack(measured).sum(0)
