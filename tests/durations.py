@@ -21,8 +21,8 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 110,
     "tests/faults/": 900,
     "tests/gpu/": 1,
-    "tests/integration/test_": 1200,
-    "tests/integration/trainer/": 480,
+    "tests/integration/test_": 1220,
+    "tests/integration/trainer/": 530,
     "tests/slurm/": 650,
     "tests/soak/": 100,
 }

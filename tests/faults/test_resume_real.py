@@ -1,6 +1,7 @@
 """As test_resume_exact, with real vLLM engines for policy and judge: killed again and again; bit-equal.
 
-The policy has latent attention, and experts that are spread over the ranks.
+The policy has latent attention, and experts that are spread over the ranks; a critic of another
+architecture learns beside it, both optimizers in host memory.
 
 The undisturbed run starts its workers by exec, and the other one forks them.
 """
@@ -35,7 +36,13 @@ def settings(folder: Path) -> dict:
         "rollout": {"engine": "vllm", "kv_cache_bytes": 32 << 20, "enforce_eager": True},
         "genrms": [section],
         "placement": {"mode": "partial", "genrm_gpu_sets": 1},
-        "trainer": {"total_iterations": 6 * NUM_KILLS, **LAYOUT},
+        "algorithm": {"adv_estimator": "gae", "lam": 0.95},
+        "critic": {
+            "path": make_qwen3(folder / "critic", tied=False, seed=5, experts=4),
+            "warmup_iterations": 2,
+            "optimizer": {"lr": 1.0e-3},
+        },
+        "trainer": {"total_iterations": 6 * NUM_KILLS, "offload_optimizer": True, **LAYOUT},
         "sync": {"probe_prompts": 2},
     }
 
@@ -53,4 +60,5 @@ def test_real_engines_that_are_killed_change_nothing(tmp_path: Path) -> None:
     hits = finish_under_fire(disturbed, NUM_KILLS, seed=3, settle_s=(3.0, 6.5))
     assert len(hits) >= NUM_KILLS, f"only {hits}"
     assert metrics(disturbed) == metrics(calm)
+    assert all("critic/vf_loss" in row for row in metrics(calm))
     assert final_state(disturbed) == final_state(calm)

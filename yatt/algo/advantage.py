@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from yatt.config.sections.algorithm import Estimator
+from yatt.config.sections.algorithm import GAE, Estimator
 
 STD_FLOOR = 1e-6
 VARIANCE_FLOOR = 1e-8
@@ -60,6 +60,7 @@ def advantages(estimator: Estimator, table: RewardTable, gamma: float = 1.0) -> 
         2402.14740, eq. 9. reinforce_plus_plus and its baseline form: arXiv 2501.03262, 3.1 and 3.2.
         As in verl, a group of one sample has no baseline: its reward is its advantage.
     """
+    assert estimator != GAE, "advantages of a critic's values are made by gae_estimate"
     if estimator == "reinforce_plus_plus":
         return _whitened(_discounted_returns(table, gamma), table).float()
     returns_N = _returns(table)
@@ -98,6 +99,11 @@ def _group_statistics(values_N: Tensor, groups_N: Tensor) -> _Groups:
 
 def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
     """Returns the return-to-go of every token, with the reward at the last one; float64 [T]."""
+    return _sums_to_go(_paid(table), table.lengths_N, gamma)
+
+
+def _paid(table: RewardTable) -> Tensor:
+    """Returns what each token is paid, float64 [T]: minus its penalty, and the reward at a sample's last."""
     lengths_N = table.lengths_N
     ends_N = lengths_N.cumsum(0) - 1
     paid_T = torch.zeros(int(lengths_N.sum()), dtype=torch.float64)
@@ -105,16 +111,58 @@ def _discounted_returns(table: RewardTable, gamma: float) -> Tensor:
         paid_T -= table.penalties_T.double()
     spoke_N = lengths_N > 0
     paid_T[ends_N[spoke_N]] += table.rewards_N.double()[spoke_N]
+    return paid_T
+
+
+def _sums_to_go(values_T: Tensor, lengths_N: Tensor, factor: float) -> Tensor:
+    """Returns of every token its value and those after it in its sample, each one times `factor` once more;
+    float64 [T]. Changes `values_T`."""
     # From the last token of each sample to its first, all samples at once, the longest first: those that are
     # long enough for a step are the first ones. A table of samples and positions would be mostly padding.
-    ends_N = ends_N[lengths_N.argsort(descending=True, stable=True)]
+    ends_N = (lengths_N.cumsum(0) - 1)[lengths_N.argsort(descending=True, stable=True)]
     num_shorter_L = torch.bincount(lengths_N).cumsum(0)[:-1]
     running_N = torch.zeros(len(lengths_N), dtype=torch.float64)
     for step, num_shorter in enumerate(num_shorter_L.tolist()):
         at = ends_N[: len(lengths_N) - num_shorter] - step
-        running_N = paid_T[at] + gamma * running_N[: len(at)]
-        paid_T[at] = running_N
-    return paid_T
+        running_N = values_T[at] + factor * running_N[: len(at)]
+        values_T[at] = running_N
+    return values_T
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEstimate:
+    """What a critic's values say of all completion tokens, float32 [T] each.
+
+    `advantages_T`: for the policy. `returns_T`: what the values should have been.
+    """
+
+    advantages_T: Tensor
+    returns_T: Tensor
+
+
+def gae_estimate(
+    table: RewardTable, values_T: Tensor, *, gamma: float, lam: float, whitens: bool
+) -> ValueEstimate:
+    """Returns generalised advantages, and the returns that the values are trained towards.
+
+    A step of gamma and lambda is one sampled token; tokens of an environment between two of them are none,
+    and have no value. After a sample's last token there is nothing: its value is 0.
+
+    Args:
+        values_T: the critic's value before each completion token, in the order of the table.
+        whitens: scales the advantages to mean 0 and variance 1; returns are made of those before.
+
+    Source:
+        Schulman et al., arXiv 1506.02438, eq. 16; returns are advantages plus values, as in verl and
+        OpenRLHF (TD(lambda)).
+    """
+    now_T, ends_N = values_T.double(), table.lengths_N.cumsum(0) - 1
+    next_T = now_T.roll(-1)
+    next_T[ends_N[table.lengths_N > 0]] = 0.0
+    errors_T = _paid(table) + gamma * next_T - now_T
+    found_T = _sums_to_go(errors_T, table.lengths_N, gamma * lam)
+    advantages_T = _whitened(found_T, table) if whitens else found_T
+    return ValueEstimate(advantages_T.float(), (found_T + now_T).float())
 
 
 def _whitened(values_T: Tensor, table: RewardTable) -> Tensor:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from yatt.config.engine_keys import engine_faults
+from yatt.config.learning import learning_faults
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GROUP_BASELINES
 from yatt.config.sizes import (
@@ -47,7 +48,7 @@ def broken_relations(config: RunConfig) -> list[Fault]:
         *_split(config),
         *_rewards(config),
         *_batches(config),
-        *_learning(config),
+        *learning_faults(config),
         *_modes(config),
         *_profile(config),
         *_rehearsal(config),
@@ -311,42 +312,6 @@ def _oversampling(config: RunConfig) -> Iterator[Fault]:
 
 def _less(ahead: int) -> str:
     return f" with rollout.ahead: {ahead}" if ahead else ""
-
-
-def _learning(config: RunConfig) -> Iterator[Fault]:
-    a, o = config.algorithm, config.optimizer
-    if a.clip_ratio_c and (a.path or a.policy_loss != "ppo"):
-        which = a.path or f"policy_loss: {a.policy_loss}"
-        yield "algorithm.clip_ratio_c", f"only ppo has a dual clip, not {which}; leave the key out."
-    if a.kl_in != "none" and a.kl_coef == 0:
-        yield "algorithm.kl_coef", "kl_in is set but kl_coef is 0; write a coefficient, or kl_in: none."
-    yield from _adaptive_kl(config)
-    if a.kl_in == "loss" and a.kl_type == "k1":
-        yield (
-            "algorithm.kl_type",
-            "the expected gradient of k1 in the loss is 0, so it has no effect; write k2 or k3, or "
-            "kl_in: reward.",
-        )
-    if o.min_lr > o.lr:
-        yield (
-            "optimizer.min_lr",
-            f"{o.min_lr:g} is above lr {o.lr:g}, so the learning rate would increase during the decay; write "
-            f"{o.lr:g} or less.",
-        )
-
-
-def _adaptive_kl(config: RunConfig) -> Iterator[Fault]:
-    a, samples = config.algorithm, config.trainer.train_batch_size * config.rollout.n
-    if not a.kl_target:
-        return
-    if a.kl_in == "none":
-        yield "algorithm.kl_target", "is set but kl_in is none; write kl_in: reward, or loss."
-    if a.kl_horizon <= samples / 5:
-        yield (
-            "algorithm.kl_horizon",
-            f"{a.kl_horizon:g} with {samples} completions per iteration: the coefficient could become 0 or "
-            f"negative; write more than {samples / 5:g}.",
-        )
 
 
 def _modes(config: RunConfig) -> Iterator[Fault]:

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 
+from yatt.config.learning import Doubt as Doubt, learning_doubts
 from yatt.config.schema import RunConfig
-from yatt.config.sections.algorithm import SEQUENCE_LOSSES
 from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_sizes
-
-Doubt = tuple[str, str]  # key, consequence of its value
 
 
 def doubtful_settings(config: RunConfig) -> list[Doubt]:
     """Returns every setting that may be unintended, with its consequence."""
-    return [*_spanning(config), *_sampling(config), *_learning(config), *_rewards(config), *_best(config)]
+    return [
+        *_spanning(config),
+        *_sampling(config),
+        *learning_doubts(config),
+        *_rewards(config),
+        *_best(config),
+    ]
 
 
 def _spanning(config: RunConfig) -> Iterator[Doubt]:
@@ -42,38 +46,6 @@ def _sampling(config: RunConfig) -> Iterator[Doubt]:
             "rollout.temperature",
             f"is {rollout.temperature:g} with algorithm.kl_in: {config.algorithm.kl_in}: the KL is of the "
             "policy at this temperature, not of the saved policy.",
-        )
-
-
-def _learning(config: RunConfig) -> Iterator[Doubt]:
-    a, o = config.algorithm, config.optimizer
-    if o.lr == 0:
-        yield "optimizer.lr", "is 0: nothing is learned."
-    for key, value in (("clip_ratio_low", a.clip_ratio_low), ("clip_ratio_high", a.clip_ratio_high)):
-        if value == 0:
-            yield (
-                f"algorithm.{key}",
-                "is 0: after the first optimizer step of an iteration every token is clipped.",
-            )
-    if a.policy_loss in SEQUENCE_LOSSES and a.loss_agg_mode != "seq-mean-token-mean" and not a.path:
-        yield (
-            "algorithm.loss_agg_mode",
-            f"is {a.loss_agg_mode}: the paper of {a.policy_loss} has the mean over sequences, "
-            "seq-mean-token-mean.",
-        )
-    if a.entropy_coeff < 0:
-        yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: the loss reduces the entropy."
-    if a.correction.rule == "truncate" and a.correction.high < 1:
-        yield (
-            "algorithm.correction.high",
-            f"is {a.correction.high:g}: below 1 it scales down every update.",
-        )
-    warmed = config.trainer.total_iterations * config.trainer.ppo_epochs
-    warmed *= config.trainer.train_batch_size // config.trainer.mini_batch_size
-    if o.lr_warmup_steps >= warmed:
-        yield (
-            "optimizer.lr_warmup_steps",
-            f"is {o.lr_warmup_steps} of {warmed} optimizer steps: lr is reached only at the end, or never.",
         )
 
 

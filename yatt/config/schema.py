@@ -5,15 +5,17 @@ default has none. Rules inside one section are checked in its ``__post_init__``;
 `yatt.config.check`. Every section is complete after loading.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Literal
 
 from yatt.config.sections.algorithm import (
+    GAE,
     AlgorithmSection as AlgorithmSection,
     CorrectionSection as CorrectionSection,
     RejectionSection as RejectionSection,
 )
+from yatt.config.sections.critic import CriticSection as CriticSection
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
 from yatt.config.sections.judges import VerdictSection as VerdictSection
 from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
@@ -315,6 +317,7 @@ class RunConfig:
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     placement: PlacementSection = field(default_factory=PlacementSection)
     algorithm: AlgorithmSection = field(default_factory=AlgorithmSection)
+    critic: CriticSection = field(default_factory=CriticSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     validation: ValidationSection = field(default_factory=ValidationSection)
     lease: LeaseSection = field(default_factory=LeaseSection)
@@ -323,6 +326,16 @@ class RunConfig:
     profile: ProfileSection = field(default_factory=ProfileSection)
     media: MediaSection = field(default_factory=MediaSection)
     vision: VisionSection = field(default_factory=VisionSection)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained beside the policy."""
+        return self.algorithm.adv_estimator == GAE and not self.algorithm.path
+
+    @property
+    def critic_model(self) -> ModelSection:
+        """The critic as a model: its folder in the policy's place."""
+        return replace(self.model, path=self.critic.path or self.model.path)
 
     @property
     def engine_genrms(self) -> tuple[GenRMSection, ...]:

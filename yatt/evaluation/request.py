@@ -30,7 +30,8 @@ NOWHERE = "-"
 WITHOUT_EFFECT = (
     "run.dir", "run.id", "run.from_checkpoint", "model.path", "data.train_files", "data.weights",
     "data.shuffle", "rollout.ahead", "rollout.oversample", "launch.nodes", "optimizer.",
-    "trainer.", "placement.", "algorithm.", "checkpoint.", "validation.", "sync.", "logging.", "profile.",
+    "trainer.", "placement.", "algorithm.", "critic.", "checkpoint.", "validation.", "sync.", "logging.",
+    "profile.",
 )  # fmt: skip
 """Beginnings of keys that an evaluation does not use."""
 

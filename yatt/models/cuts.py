@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import engine_spans
-from yatt.models.rows import WeightRow
+from yatt.models.rows import SCORE, WeightRow
 from yatt.models.shape import Attention, Shape
 from yatt.records.weights import WeightCut
 
@@ -29,7 +29,7 @@ VOCABULARY_ROWS = 64
 
 def cut_dim(row: WeightRow) -> int | None:
     """The dimension that tensor parallelism cuts, by megatron-core's kinds of layers."""
-    if row.is_tower:
+    if row.is_tower or row.hf_names == (SCORE,):
         return None
     if row.name.endswith(BY_COLUMNS):
         return 1

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError
 from yatt.models.families import FAMILIES, Family
-from yatt.models.rows import EMBEDDING, WeightRow
+from yatt.models.rows import EMBEDDING, OUTPUT, SCORE, Part, WeightRow
 from yatt.models.shape import Shape
 from yatt.plain_files import read_json_object
 
@@ -19,6 +19,19 @@ class Model:
 
     shape: Shape
     rows: tuple[WeightRow, ...]
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether it gives a value for each token in place of logits."""
+        return self.rows[-1].hf_names == (SCORE,)
+
+
+def with_value_head(model: Model) -> Model:
+    """The same model with a value head in place of its output matrix, or beside tied embeddings."""
+    part = Part(SCORE, 1)
+    head = WeightRow(name=OUTPUT, parts=(part,), width=model.shape.hidden_size)
+    rows = (*(row for row in model.rows if row.name != OUTPUT), head)
+    return Model(shape=replace(model.shape, is_tied=False), rows=rows)
 
 
 def read_model(folder: str, own: Family | None = None) -> Model:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from yatt.models.shape import DenseFeedForward, Experts, GroupedAttention, LatentAttention, Shape
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+SCORE = "score.weight"
+"""The value head of a model folder, as transformers names it: one row."""
+
 ROUTER_BIAS = "mlp.router.expert_bias"
 """In a layer: the only weight that is not trained; megatron-core keeps it in a buffer."""
 

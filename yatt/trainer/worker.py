@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.adapters.files.patience import with_retries
-from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.inputs.model_family import critic_of_run, model_of_run
 from yatt.adapters.net.curve import CurveKeys
 from yatt.adapters.node_local.host_segment import plan_path
 from yatt.adapters.node_local.prepared_media import noise_picture, open_prepared
@@ -30,6 +30,7 @@ from yatt.config.schema import RunConfig
 from yatt.errors import WorkerFailed
 from yatt.models.pictures.probe import NAME, probe_media
 from yatt.models.pictures.tokens import pixel_scale, unlimited_tokens
+from yatt.models.rows import SCORE
 from yatt.paths import RunPaths
 from yatt.records import cluster as c, message as m
 from yatt.records.message import Join
@@ -54,8 +55,10 @@ from yatt.trainer.state.snapshot import (
     saved_kl_coefficient,
     snapshot_common,
 )
+from yatt.trainer.update.critic import critic_config
+from yatt.trainer.update.objective import KlCoefficient
 from yatt.trainer.update.profile import profiler_of
-from yatt.trainer.update.update import KlCoefficient, Learner, sequence_cut, train_iteration
+from yatt.trainer.update.update import Learner, sequence_cut, train_iteration
 from yatt.weights.convert import HFTensors
 
 
@@ -188,17 +191,33 @@ class TrainerRank:
             policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay,
             is_recomputed=config.trainer.recompute != "none",
         )  # fmt: skip
-        host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
+        critic = self._built_critic()
+        host = host_copy_of(policy, reference, Path(order.stem), order.attempt, critic)
         pictures = _picture_features(config, policy, reference)
-        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures)
+        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures, critic)
         plan = save_plan(policy, host)
+        if critic is not None:
+            plan = msgspec.structs.replace(plan, files=plan.files + save_plan(critic, host).files)
         plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
         if config.trainer.offload_optimizer:
             host.keep_away(STATE)
-            step_in_parts(policy.optimizer, host.visited)
+            for each in (policy, critic) if critic else (policy,):
+                step_in_parts(each.optimizer, host.visited)
         self._built = _Built(learner, host, Weights(config, policy, host, Path(order.stem)), plan)
         self._trained = None
         return m.Built(host_bytes=host.host_bytes)
+
+    def _built_critic(self) -> Policy | None:
+        """Builds the critic, if the run has one. Collective."""
+        config = critic_config(self._config)
+        limit_s = config.launch.phase_timeout_s
+        model = with_retries(
+            partial(critic_of_run, self._config), limit_s=limit_s, on_failure=lambda _: self._tick()
+        )
+        if model is None:
+            return None
+        source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick, zeros=(SCORE,))
+        return build_policy(config, model, self._device, source, self._tick)
 
     def _restore(self, order: m.Restore) -> m.Message:
         """Restores a checkpoint; see `CheckpointSource.restored`."""
@@ -209,6 +228,9 @@ class TrainerRank:
         host = self._ready.host
         host.overwrite(STATE)
         fill(self._policy, host, ranges, manifest, self._tick)
+        critic = self._ready.learner.critic
+        if critic is not None and not order.weights_only:
+            restore_state(critic, host, ranges, manifest, self._tick)
         host.changed(0 if order.weights_only else manifest.iteration)
         if not order.weights_only and self._config.algorithm.kl_target:
             self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
@@ -290,7 +312,8 @@ class TrainerRank:
                 f"the state of iteration {order.iteration} was to be saved, it is of {built.host.version}"
             )
         built.host.copy(AREAS)
-        common = snapshot_common(built.learner.policy, built.learner.kl.value)
+        learner = built.learner
+        common = snapshot_common(learner.policy, learner.kl.value, learner.critic)
         return m.SnapshotTaken(common=common, size_bytes=built.plan.size_bytes)
 
     def _export_hf(self, order: m.ExportHF) -> m.Message:

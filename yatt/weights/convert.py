@@ -57,15 +57,17 @@ class HFTensors:
     Args:
         limit_s: longest wait of each read for a folder that fails.
         tick: called after each part of a tensor, and after each failure, so that waiting is not a stall.
+        zeros: names of tensors that are zero if the folder has none.
 
     Raises:
         ConfigError: the folder has no safetensors.
     """
 
     def __init__(
-        self, folder: str, *, limit_s: float = LIMIT_S, tick: Callable[[], None] = lambda: None
-    ) -> None:
-        self._folder, self._limit_s, self._tick = Path(folder), limit_s, tick
+        self, folder: str, *, limit_s: float = LIMIT_S, tick: Callable[[], None] = lambda: None,
+        zeros: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._folder, self._limit_s, self._tick, self._zeros = Path(folder), limit_s, tick, zeros
         files = self._patiently(lambda: sorted(self._folder.glob("*.safetensors")))
         if not files:
             raise ConfigError(f"model.path: {folder} has no *.safetensors; convert the model to safetensors.")
@@ -93,6 +95,8 @@ class HFTensors:
         Raises:
             ConfigError: one of its tensors is missing, or has another shape than the table promises.
         """
+        if all(name in self._zeros and name not in self._file_of for name in row.hf_names):
+            return torch.zeros(row.full_shape)
         if (own := row.stacked) is None:
             return fuse_tensors(row, [self.read(name) for name in row.hf_names])
         if (found := self._file(own.name).shape(own.name)) != turned_shape(row):

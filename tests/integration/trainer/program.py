@@ -36,6 +36,7 @@ from yatt.checkpoint.store.store import FolderStore
 from yatt.config.schema import (
     AlgorithmSection,
     CorrectionSection,
+    CriticSection,
     DataSection,
     ModelSection,
     OptimizerSection,
@@ -74,6 +75,7 @@ def make_config(
     family: str = "",
     vision: dict | None = None,
     pictures: str = "",
+    critic: dict | None = None,
     **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
@@ -86,7 +88,13 @@ def make_config(
         rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS),
         vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
+        critic=critic_of(critic or {}),
     )
+
+
+def critic_of(settings: dict) -> CriticSection:
+    optimizer = optimizer_of(settings.get("optimizer", {}))
+    return CriticSection(**{**settings, "optimizer": optimizer})
 
 
 def optimizer_of(settings: dict) -> OptimizerSection:
@@ -219,7 +227,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     settings = job.get("optimizer", {})
     config = make_config(
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
-        pictures=job.get("pictures", ""), **settings,
+        pictures=job.get("pictures", ""), critic=job.get("critic"), **settings,
     )  # fmt: skip
     if job.get("is_fork"):
         origin = replace(config.run.from_checkpoint, url="another run")
@@ -335,7 +343,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
     from tests.integration.trainer.gradients import write_first_gradient, write_state
     from tests.integration.trainer.grouped import calls as products, together
     from tests.integration.trainer.kept import device_bytes, kept_bytes
-    from tests.integration.trainer.sampled import sampled_logprobs
+    from tests.integration.trainer.sampled import sampled_logprobs, sampled_values
     from tests.integration.trainer.varlen_kernel import calls
 
     worker, order_of = at.worker, functools.partial(order_at, at)
@@ -346,12 +354,15 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
             order = with_transfers(worker, order)
         notes["metrics"].append(worker.handle(order).metrics)
 
-    def gradient(*, goes_on: bool = True) -> None:
+    def gradient(*, goes_on: bool = True, model: Any = None) -> None:
         order = order_of(1)
         target = at.folder / f"{argument}.safetensors"
         work = functools.partial(worker.handle, order)
-        if answer := write_first_gradient(worker._policy, work, target, goes_on=goes_on):
+        if answer := write_first_gradient(model or worker._policy, work, target, goes_on=goes_on):
             notes["metrics"].append(answer.metrics)
+
+    def critic() -> Any:
+        return worker._ready.learner.critic
 
     def kept() -> None:
         notes.update(kept_bytes=kept_bytes(worker._policy, gradient))
@@ -373,6 +384,11 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "save": lambda: notes.update(saved_bytes=save(at, argument, dist.get_world_size())),
         "seen": lambda: notes.update(seen=sampled_logprobs(worker, order_of(argument))),
         "seen_last": lambda: notes.update(seen_last=sampled_logprobs(worker, order_of(argument))),
+        "values": lambda: notes.update(values=sampled_values(worker, order_of(argument))),
+        "critic_gradient": lambda: gradient(model=critic()),
+        "critic_state": lambda: write_state(
+            critic(), at.folder / f"{argument}.safetensors", worker._ready.host.view
+        ),
         "moved": lambda: with_moved_routers(gradient),
         "state": state,
         "nap": lambda: nap(worker, notes),

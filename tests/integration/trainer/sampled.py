@@ -1,4 +1,4 @@
-"""Log-probs of all sampled tokens of an iteration's batch, by the policy as it is, in any layout."""
+"""Log-probs and values of all sampled tokens of a batch, by models as they are, in any layout."""
 
 import itertools
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from yatt.records import message as m
 from yatt.trainer.forward.passes import completion_logprobs, counts_tokens, reader_of
-from yatt.trainer.update import update
+from yatt.trainer.update import critic, update
 
 
 def sampled_logprobs(worker: Any, order: m.Train) -> list[float]:
@@ -26,4 +26,13 @@ def sampled_logprobs(worker: Any, order: m.Train) -> list[float]:
             flat[micro.flat_T] = logprobs_T
     dist.all_reduce(flat)
     found: list[float] = flat.tolist()
+    return found
+
+
+def sampled_values(worker: Any, order: m.Train) -> list[float]:
+    """The critic's values of the same tokens. Collective."""
+    learner = worker._ready.learner
+    rollouts = update.share_rollouts(order.rollouts, learner.policy.device)
+    steps = update._mini_batches(learner, order, rollouts)
+    found: list[float] = critic.token_values(learner.critic, steps, order.facts, lambda: None).tolist()
     return found

@@ -1,7 +1,7 @@
 """Planned bytes against those that a real trainer holds, counted by a dispatch mode."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from yatt.forecast.memory.activations import TokenShare
 from yatt.forecast.memory.parameters import table_of
 from yatt.forecast.memory.ranks import planned_layout
 from yatt.forecast.memory.trainer import INDEX_BYTES, ITEM_BYTES, TrainerDemand, TrainerMemory, trainer_memory
-from yatt.models.model import read_model
+from yatt.models.model import read_model, with_value_head
 from yatt.trainer.forward import logprobs
 
 pytestmark = pytest.mark.slow
@@ -75,6 +75,10 @@ JOBS = {
         ("qwen3", PP | {"virtual_pipeline_model_parallel_size": 2}, FOUR),
     ],
 }  # fmt: skip
+WITH_CRITIC = {
+    1: [("qwen3", {}), ("tied", FLOAT32), ("latent", {})],
+    2: [("qwen3", TP), ("tied", PP), ("experts", TP | SP), ("experts", EP), ("qwen3", CP)],
+}
 NAMES = [(world, index) for world, jobs in JOBS.items() for index in range(len(jobs))]
 
 
@@ -116,7 +120,36 @@ def plan_of(job: dict, world: int) -> list[TrainerMemory]:
         shape=model.shape, parameters=table_of(model), section=config.trainer, share=share, num_rows=tokens,
         num_moments=config.optimizer.num_moments, has_reference=False,
     )  # fmt: skip
+    if job.get("has_critic"):
+        critic = with_value_head(model)
+        demand = replace(demand, critic=replace(demand, shape=critic.shape, parameters=table_of(critic)))
     return trainer_memory(demand)
+
+
+@pytest.mark.parametrize("world", WITH_CRITIC)
+def test_what_a_critic_keeps_is_exact(world, tmp_path):
+    """Its head is whole on each tensor-parallel rank; a policy's tied embeddings are not tied in it."""
+    listed = []
+    for at, (name, layout) in enumerate(WITH_CRITIC[world]):
+        kind, is_tied, values = MODELS[name]
+        model = make_model(tmp_path / f"{at}", kind, is_tied=is_tied, **SIZES | values)
+        listed.append(
+            {"name": f"job-{at}", "model": str(model), "layout": BF16 | layout, "micro_batches": ONE,
+             "has_critic": True}
+        )  # fmt: skip
+    done = run_world(tmp_path / "world", world, listed, program=PROGRAM)
+    for job, (name, _) in zip(listed, WITH_CRITIC[world], strict=True):
+        case, states = Counted(plan_of(job, world), done[job["name"]].notes), defaultdict(int)
+        for rank, got in enumerate(case.ranks):
+            plan = case.of_rank(rank)
+            others, bias = plan.others, BIAS_BYTES.get(name, 0)
+            assert (plan.weights, others.critic_weights) == (got["weights"] - bias, got["critic"] - bias)
+            assert plan.gradients + others.critic_gradients == got["gradients"]
+            states[plan.stage] += got["optimizer"]
+        each = world // len(case.planned)
+        for plan in case.planned:
+            planned = each * (plan.optimizer + plan.others.critic_optimizer)
+            assert states[plan.stage] == pytest.approx(planned, abs=8 * each)
 
 
 @pytest.mark.parametrize("key", NAMES, ids=name_of)

@@ -1,4 +1,4 @@
-"""Mistakes about pictures that trainers have made, to be planted in a rank."""
+"""Mistakes about pictures and critics that trainers have made, to be planted in a rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from tests.integration.trainer.pictured import PAD
 def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
-        for target, wrong in _mistakes(name) if name else ():
+        mistakes = _critic_mistakes if name.startswith("critic-") else _mistakes
+        for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
 
@@ -89,4 +90,39 @@ def _mistakes(name: str) -> list[tuple[str, Any]]:
                 lambda module, _: module.requires_grad_(True),
             )
         ],
+    }[name]
+
+
+def _critic_mistakes(name: str) -> list[tuple[str, Any]]:
+    from megatron.core import parallel_state as mpu
+
+    from yatt.algo import advantage
+
+    right_whitened = advantage._whitened
+
+    class NoHead:
+        pass
+
+    def of_one_rank(values_T: torch.Tensor, table: Any) -> torch.Tensor:
+        """Scaled by the mean and variance of this rank's half of the tokens."""
+        rank, size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        mine_T = values_T.chunk(size)[rank]
+        whole_T = right_whitened(values_T, table)
+        return whole_T * 0 + (values_T - mine_T.mean()) / mine_T.std()
+
+    def before_the_last(table: Any) -> torch.Tensor:
+        """The reward is paid a token too early, as with a mask that is shifted by one."""
+        paid_T = right_paid(table)
+        ends_N = table.lengths_N.cumsum(0) - 1
+        early_N = torch.maximum(ends_N - 1, ends_N - table.lengths_N + 1)
+        reward_N = paid_T[ends_N].clone()
+        paid_T[ends_N] = 0.0
+        paid_T[early_N] += reward_N
+        return paid_T
+
+    right_paid = advantage._paid
+    return {
+        "critic-head-summed-over-ranks": [("yatt.trainer.forward.passes.ValueHead", NoHead)],
+        "critic-whitened-by-one-rank": [("yatt.algo.advantage._whitened", of_one_rank)],
+        "critic-reward-at-another-token": [("yatt.algo.advantage._paid", before_the_last)],
     }[name]

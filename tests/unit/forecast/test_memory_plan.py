@@ -14,7 +14,14 @@ from yatt.config.load import load_run_config
 from yatt.forecast.memory.fit import GIB, memory_faults, memory_plan
 from yatt.forecast.memory.parameters import chunk_buffers, table_of
 from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
-from yatt.forecast.memory.trainer import NUM_SLOTS, PART_BYTES, TrainerMemory, stage_buffers, trainer_demand
+from yatt.forecast.memory.trainer import (
+    NUM_SLOTS,
+    PART_BYTES,
+    OtherModels,
+    TrainerMemory,
+    stage_buffers,
+    trainer_demand,
+)
 from yatt.models.model import read_model
 from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import OUTPUT
@@ -62,6 +69,30 @@ def test_a_reference_model_costs_its_weights():
     with_kl = plan_of("algorithm.kl_in=loss")
     assert with_kl.trainer_peak - plan_of().trainer_peak == with_kl.worst.weights
     assert with_kl.hosts[0].reference == 8 * with_kl.worst.weights
+
+
+def test_a_critic_costs_weights_gradients_and_an_optimizer_of_its_own():
+    """It is as large as the policy but for its head, which has one row."""
+    gae = "algorithm.adv_estimator=gae"
+    plain, found = plan_of(), plan_of(gae)
+    head = 151936 * 4096 // 2
+    others, policy = found.worst.others, found.worst
+    assert others.critic_weights == pytest.approx(policy.weights - 2 * head, rel=1e-3)
+    assert others.critic_gradients == pytest.approx(policy.gradients - 4 * head, rel=1e-3)
+    assert others.critic_optimizer == pytest.approx(policy.optimizer - 12 * head // 4, rel=1e-3)
+    added = others.critic_weights + others.critic_gradients + others.critic_optimizer
+    assert found.trainer_peak - plain.trainer_peak == added
+    host = found.hosts[0].total - plain.hosts[0].total
+    assert host == pytest.approx(8 * (others.critic_weights + others.critic_optimizer), rel=1e-6)
+    assert any("needs" in says for _, says in memory_faults(found)), "two models do not fit on 80 GiB"
+
+
+def test_a_critics_optimizer_in_host_memory_is_not_on_the_gpu():
+    gae, away = "algorithm.adv_estimator=gae", "trainer.offload_optimizer=true"
+    here, there = plan_of(gae).worst, plan_of(gae, away).worst
+    assert here.kept - there.kept == here.optimizer + here.others.critic_optimizer
+    smaller = plan_of(gae, "critic.optimizer={lr: 1.0e-5, kind: sgd, sgd_momentum: 0.0}").worst.others
+    assert smaller.critic_optimizer == pytest.approx(here.others.critic_optimizer / 3, rel=1e-6)
 
 
 def test_an_engine_without_room_for_one_sequence_is_named():
@@ -157,7 +188,7 @@ def test_the_first_stage_has_the_tower_and_what_is_trained_of_it_has_a_state(con
     assert first.weights == pytest.approx(plain.weights, rel=1e-5)
     assert first.gradients - plain.gradients == pytest.approx(4 * trained, rel=1e-3, abs=1)
     assert plan.trainer[1:] == without.trainer[1:]
-    referred = plan_of(*given, "algorithm.kl_in=loss", "algorithm.kl_coef=0.1").trainer[0].reference
+    referred = plan_of(*given, "algorithm.kl_in=loss", "algorithm.kl_coef=0.1").trainer[0].others.reference
     policys = 0 if train != "none" else 2 * sum(map(_numel, tower))
     assert referred == pytest.approx(first.weights - policys, rel=1e-5), "a frozen tower is the policy's"
 
@@ -215,7 +246,15 @@ def test_the_command_ends_with_the_users_code_where_nothing_fits():
 
 
 def test_an_optimizer_that_is_away_shares_its_place_with_activations():
-    at = {"stage": 0, "weights": 2, "gradients": 4, "reference": 1, "activations": 10, "head": 3, "layer": 5}
+    at = {
+        "stage": 0,
+        "weights": 2,
+        "gradients": 4,
+        "others": OtherModels(reference=1),
+        "activations": 10,
+        "head": 3,
+        "layer": 5,
+    }
     at |= {"optimizer": 40, "step": 6}
     assert TrainerMemory(**at).peak == 7 + 40 + 15
     assert TrainerMemory(**at, slots=8).peak == 7 + 15

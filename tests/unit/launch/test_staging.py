@@ -140,6 +140,11 @@ def test_a_node_copies_what_its_roles_read() -> None:
     engines = {sources_of(run, stage, node) for node in (1, 2)}
     assert engines <= {(policy,), (judge,), (policy, judge)}
     assert any(judge in sources for sources in engines)
+    critic = replace(
+        run, critic=replace(run.critic, path="/critic"), algorithm=replace(run.algorithm, adv_estimator="gae")
+    )
+    assert sources_of(critic, stage, 0) == (policy, "/critic", *data)
+    assert {sources_of(critic, stage, node) for node in (1, 2)} == engines, "only trainers have one"
     only = StageSection(folder="/local", what=("data",))
     assert [sources_of(run, only, node) for node in (0, 1)] == [data, ()]
     assert sources_of(run, StageSection(folder="/local", what=("container",)), 0) == ()
@@ -161,15 +166,22 @@ def test_media_are_copied_where_the_site_wants_it_and_they_stay_the_same(tmp_pat
 
 def test_the_processes_of_a_node_read_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, paths = config(1, 1, 1, 0), RunPaths(tmp_path)
+    algorithm = replace(run.algorithm, adv_estimator="gae")
+    run = replace(run, critic=replace(run.critic, path="/critic"), algorithm=algorithm)
     paths.config.write_text(resolved_text(run))
     assert load_on_node(paths, 1, 0) == run
     (tmp_path / "copy").mkdir()
-    copies = {run.model.path: str(tmp_path / "copy"), run.genrms[0].model: str(tmp_path / "gone")}
+    copies = {
+        "/critic": str(tmp_path / "copy"),
+        run.model.path: str(tmp_path / "copy"),
+        run.genrms[0].model: str(tmp_path / "gone"),
+    }
     note_copies(paths, 1, 0, copies)
     seen = load_on_node(paths, 1, 0)
     assert seen.model.path == str(tmp_path / "copy")
+    assert seen.critic.path == str(tmp_path / "copy")
     assert seen.genrms == run.genrms, "a copy that is gone is not used"
-    assert replace(seen, model=run.model) == run
+    assert replace(seen, model=run.model, critic=run.critic) == run
     assert load_on_node(paths, 1, 1) == run, "another node's"
     assert load_on_node(paths, 2, 0) == run, "another attempt's"
     broken = OSError(errno.EIO, "the disk is broken")

@@ -44,6 +44,11 @@ def test_what_does_not_fit_is_named(sizes, world_size, says):
         check_layout(SHAPE, layout(**sizes), world_size)
 
 
+def test_one_layer_is_too_few_for_two_stages():
+    with pytest.raises(ConfigError, match="pipeline_model_parallel_size 2 is more than the model's 1 layers"):
+        check_layout(replace(SHAPE, layers=(LAYER,)), layout(pp=2), 2)
+
+
 def test_what_fits_passes():
     check_layout(SHAPE, layout(tp=2, pp=3), 12)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from yatt.adapters.inputs.tensor_header import read_header
 from yatt.adapters.inputs.user_module import load_module, where_raised
-from yatt.config.schema import ModelSection
+from yatt.config.schema import ModelSection, RunConfig
 from yatt.errors import ConfigError, words_of
 from yatt.models.families import FAMILIES, Family
-from yatt.models.model import Model, model_of, read_config, read_model
+from yatt.models.model import Model, model_of, read_config, read_model, with_value_head
 from yatt.models.tensors import turned_shape
 
 NAME = "family"
@@ -28,6 +28,22 @@ def model_of_run(section: ModelSection) -> Model:
         if own is None:
             raise
         raise ConfigError(f"model.family: {where_raised(error, path)}: {words_of(error)}.") from error
+
+
+def critic_of_run(config: RunConfig) -> Model | None:
+    """Shape and weight table of the critic, with its value head; None: the run has no critic.
+
+    Raises:
+        ConfigError: see `model_of_run`; it names critic.path if that is written.
+    """
+    if not config.has_critic:
+        return None
+    try:
+        return with_value_head(model_of_run(config.critic_model))
+    except ConfigError as error:
+        if not config.critic.path:
+            raise
+        raise ConfigError(str(error).replace("model.path", "critic.path")) from error.__cause__
 
 
 def has_turned_experts(folder: str) -> bool:

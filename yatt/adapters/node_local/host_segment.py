@@ -16,9 +16,10 @@ from pathlib import Path
 
 from yatt.errors import ConfigError, WorkerFailed
 
-WEIGHTS, STATE = "weights", "state"
-AREAS = (WEIGHTS, STATE)
-"""Names of a rank's segments: the policy's parameters; the optimizer's main copies and moments."""
+WEIGHTS, STATE, CRITIC = "weights", "state", "critic"
+AREAS = (WEIGHTS, STATE, CRITIC)
+"""Names of a rank's segments: the policy's parameters; main copies and moments of all optimizers; a critic's
+parameters, which no engine reads."""
 
 HEADER_BYTES = mmap.PAGESIZE
 ALIGN_BYTES = 64

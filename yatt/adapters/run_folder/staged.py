@@ -65,6 +65,7 @@ def on_node(config: RunConfig, paths: RunPaths, attempt: int, node: int) -> RunC
         config,
         checkpoint=replace(checkpoint, local_dir=Template(checkpoint.local_dir).safe_substitute(env)),
         model=replace(config.model, path=place(config.model.path)),
+        critic=replace(config.critic, path=place(config.critic.path)),
         genrms=tuple(replace(g, model=place(g.model)) if g.has_engine else g for g in config.genrms),
         data=replace(
             config.data,

@@ -28,6 +28,9 @@ MOST_MANIFEST_BYTES = 1 << 30
 MOST_FILE_BYTES = 10_000 * (16 << 20)
 """An object store takes no larger file from us (`yatt.checkpoint.store.store`)."""
 
+CRITIC_KEYS = "critic."
+"""Begins the keys of a critic's tensors; then they are as the policy's."""
+
 MOST_ELEMENTS = 1 << 50
 """Of a tensor."""
 
@@ -66,24 +69,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Digests of the attempt's inputs (`yatt.core.attempts.inputs`). Checkpoints of older yatts have none."""
 
 
-class SavedScalars(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer's scalars in a checkpoint; a checkpoint of weights only has none.
+class OptimizerScalars(msgspec.Struct, frozen=True, kw_only=True):
+    """Scalars of an optimizer in a checkpoint.
 
     Args:
         step: updates of each parameter; None: no optimizer was saved.
         moments: names of the optimizer's moments.
         param_groups: scalars of its parameter groups.
         scheduler: of the schedule of learning rates.
-        kl_coef: coefficient of the KL penalty; None in older checkpoints.
-        trainer: `model.trainer` of the run.
     """
 
     step: float | None = None
     moments: Names = ("exp_avg", "exp_avg_sq")
     param_groups: Annotated[tuple[Scalars, ...], msgspec.Meta(max_length=1024)] = ()
     scheduler: Scalars = msgspec.field(default_factory=dict)
+
+
+class SavedScalars(OptimizerScalars, frozen=True, kw_only=True):
+    """The trainer's scalars in a checkpoint; a checkpoint of weights only has none.
+
+    Args:
+        kl_coef: coefficient of the KL penalty; None in older checkpoints.
+        trainer: `model.trainer` of the run.
+        critic: of the critic's optimizer; None: the run had no critic.
+    """
+
     kl_coef: float | None = None
     trainer: Text = "megatron"
+    critic: OptimizerScalars | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):

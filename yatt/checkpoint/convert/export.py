@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from yatt.checkpoint.commit.manifest import Checkpoints
-from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS, Manifest
 from yatt.checkpoint.commit.pieces import ITEM_BYTES, SAFETENSORS_NAMES, check_piece
 from yatt.checkpoint.commit.verifying import incomplete_tensors
 from yatt.checkpoint.convert.hf_folder import (
@@ -134,7 +134,7 @@ def _kinds(manifest: Manifest, source: ModelFolder, dtype: str) -> dict[str, tup
                 f"{piece.global_shape}, and the folder's config.json promises {row.full_shape}."
             )
         found[row.name] = kind, piece.dtype
-    names = {key.partition(".")[2] for key in saved}
+    names = {key.partition(".")[2] for key in saved if not key.startswith(CRITIC_KEYS)}
     if unknown := sorted(names - found.keys()):
         raise ConfigError(
             f"{source.path} is not this checkpoint's model: it has no {unknown[0]}, which was saved."

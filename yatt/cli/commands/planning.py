@@ -177,7 +177,10 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
         f"GPU that trains, pipeline stage {stage.stage} of {len(found.trainer)}": {
             "weights": stage.weights, "gradients (float32)": stage.gradients,
             "optimizer (this rank's part)": 0 if stage.slots else stage.optimizer,
-            "reference model": stage.reference,
+            "reference model": stage.others.reference,
+            "critic: weights": stage.others.critic_weights,
+            "critic: gradients (float32)": stage.others.critic_gradients,
+            "critic: optimizer": 0 if stage.slots else stage.others.critic_optimizer,
             "activations": stage.activations,
             "logits and last norm, at the end of the forward pass": stage.head,
             "one layer's backward pass, later than these": stage.layer,
@@ -195,7 +198,8 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
         },
         **{
             f"host memory of each {host.kind} node": {
-                "weights": host.weights, "optimizer": host.optimizer, "reference model": host.reference,
+                "weights": host.weights, "optimizer": host.optimizer, "reference model": host.others.reference,
+                "critic and its optimizer": host.others.critic,
                 "weights fetched from other nodes": host.fetched,
                 "of these, whole because the engine's cut is not known": host.unknown,
                 "former version of weights given to other nodes": host.given,

@@ -20,7 +20,10 @@ from yatt.config.sections.ranges import (
     range_between,
 )
 
-Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+GAE = "gae"
+"""The estimator that needs a critic."""
+
 GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators that compare the completions of one prompt."""
 
@@ -93,7 +96,8 @@ class AlgorithmSection:
     """The loss and the advantages."""
 
     adv_estimator: Estimator = "grpo"
-    """Estimator of advantages from a group's rewards."""
+    """Estimator of advantages: from a group's rewards; of reinforce_plus_plus from the batch's. gae: from the
+    values of a critic (PPO, section `critic`), also with rollout.n: 1."""
 
     policy_loss: PolicyLoss = "ppo"
     """Policy loss. ppo clips the ratio of each token. gspo clips one ratio per sequence: use
@@ -142,7 +146,14 @@ class AlgorithmSection:
     """Coefficient of the entropy bonus."""
 
     gamma: Annotated[float, SHARE] = 1.0
-    """Discount per token, of reinforce_plus_plus."""
+    """Discount per sampled token, of reinforce_plus_plus and gae."""
+
+    lam: Annotated[float, range_between(0, 1)] = 1.0
+    """gae: lambda. 1: a token's advantage is the reward after it less its value. Below 1: less variance, and
+    the critic's bias. One step per sampled token: an environment's tokens are none."""
+
+    whiten: bool = True
+    """gae: scale advantages to mean 0 and variance 1 over all tokens that are trained on."""
 
     correction: CorrectionSection = field(default_factory=CorrectionSection)
     rejection: RejectionSection = field(default_factory=RejectionSection)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from yatt.config.schema import RunConfig
+from yatt.config.sections.algorithm import GROUP_BASELINES
 from yatt.core.figures.alarms import AlarmState, Begins, Change, Dropped, Rules, step
 from yatt.obs.story.events import EventLog
 
@@ -51,7 +52,7 @@ def alarm_rules(config: RunConfig) -> Rules:
     algorithm = config.algorithm
     return Rules(
         iterations=config.logging.alarm_iterations,
-        compares_groups=algorithm.adv_estimator != "reinforce_plus_plus" and config.rollout.n > 1,
+        compares_groups=algorithm.adv_estimator in GROUP_BASELINES and config.rollout.n > 1,
         may_stop=not config.rollout.ignore_eos,
         kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
         sums_tokens=algorithm.loss_agg_mode == "seq-mean-token-sum",

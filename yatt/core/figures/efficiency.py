@@ -79,7 +79,9 @@ def per_token_ms(timing_s: Mapping[str, float], *, num_sampled: int, num_tokens:
     """
     numbers = {
         "gen": num_sampled,
-        **dict.fromkeys(("old_log_prob", "ref", "adv", "update_actor"), num_tokens),
+        **dict.fromkeys(
+            ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"), num_tokens
+        ),
     }
     return {
         f"timing_per_token_ms/{name}": timing_s[name] * 1000 / number

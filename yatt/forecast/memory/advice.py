@@ -17,6 +17,7 @@ from yatt.forecast.memory.fit import GPU_BYTES, Fault, MemoryPlan, memory_faults
 from yatt.forecast.memory.parameters import table_of
 from yatt.forecast.memory.trainer import (
     TrainerDemand,
+    critic_table,
     longest_sample,
     trainer_demand,
     trainer_memory,
@@ -59,12 +60,12 @@ def nearest_layout(config: RunConfig, model: Model, room: int) -> NearLayout | N
     Args:
         room: bytes of a GPU for the trainer's peak.
     """
-    times, parameters = 1, table_of(model, config.vision.train)
+    times, parameters, critic = 1, table_of(model, config.vision.train), critic_table(config)
     while times <= MOST_TIMES_NODES:
         wider = _with_nodes(config, times)
         for section in _candidates(wider, model):
             found = replace(wider, trainer=section)
-            if _fits(trainer_demand(found, model.shape, parameters), room):
+            if _fits(trainer_demand(found, model.shape, parameters, critic), room):
                 return NearLayout(found, _changes(config, found))
         times *= 2
     return None

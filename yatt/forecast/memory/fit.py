@@ -12,7 +12,14 @@ from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
 from yatt.forecast.memory.fetching import slice_sizes
 from yatt.forecast.memory.parameters import table_of
-from yatt.forecast.memory.trainer import TrainerMemory, trainer_demand, trainer_memory, worst_stage
+from yatt.forecast.memory.trainer import (
+    OtherModels,
+    TrainerMemory,
+    critic_table,
+    trainer_demand,
+    trainer_memory,
+    worst_stage,
+)
 from yatt.models.model import Model
 
 GIB = 1 << 30
@@ -27,6 +34,14 @@ Fault = tuple[str, str]
 """A key, and what does not fit with what to write."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherCopies:
+    """Bytes of the reference model, and of the critic's parameters and its optimizer's state."""
+
+    reference: int = 0
+    critic: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """Bytes of one node.
@@ -35,7 +50,7 @@ class HostMemory:
         kind: `trainer` or `engine` node; in colocated and partial placement all nodes are trainer nodes.
         weights: host copies of parameters, which engines load.
         optimizer: host copies of main copies and moments.
-        reference: host copies of the reference model.
+        others: host copies of models beside the policy.
         fetched: weights of other nodes' ranks, without which the node's engines have not all that they need.
         unknown: of these, tensors of which an engine over several nodes has slices, but not known which, so
             that each node fetches all of them.
@@ -48,7 +63,7 @@ class HostMemory:
     kind: str
     weights: int = 0
     optimizer: int = 0
-    reference: int = 0
+    others: OtherCopies = OtherCopies()
     fetched: int = 0
     unknown: int = 0
     given: int = 0
@@ -59,13 +74,13 @@ class HostMemory:
     @property
     def total(self) -> int:
         """All of it."""
-        kept = self.weights + self.optimizer + self.reference
+        kept = self.weights + self.optimizer + self.others.reference + self.others.critic
         return kept + self.fetched + self.given + self.genrms + self.media + self.processes
 
     @property
     def in_shm(self) -> int:
         """Of these, what is in the memory filesystem (`launch.shm_dir`)."""
-        return self.weights + self.optimizer + self.fetched + self.media
+        return self.weights + self.optimizer + self.others.critic + self.fetched + self.media
 
 
 def host_memory(
@@ -85,7 +100,10 @@ def host_memory(
         kind="trainer",
         weights=gpus * max(aligned_size(stage.weights) for stage in stages),
         optimizer=gpus * max(aligned_size(stage.optimizer) for stage in stages),
-        reference=gpus * max(stage.reference for stage in stages),
+        others=OtherCopies(
+            gpus * max(stage.others.reference for stage in stages),
+            gpus * max(_critic_copies(stage.others) for stage in stages),
+        ),
         fetched=0 if is_split else fetched,
         unknown=0 if is_split else unknown,
         given=given,
@@ -105,6 +123,10 @@ def host_memory(
         processes=PROCESS_BYTES * gpus,
     )
     return [trainer, engine]
+
+
+def _critic_copies(others: OtherModels) -> int:
+    return aligned_size(others.critic_weights) + aligned_size(others.critic_optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +241,7 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     """
     policy = models[ROLLOUT]
     table = table_of(policy, config.vision.train)
-    stages = trainer_memory(trainer_demand(config, policy.shape, table))
+    stages = trainer_memory(trainer_demand(config, policy.shape, table, critic_table(config)))
     sleeping = num_sleeping(config)
     engines = engine_memory(config, models, gpu_bytes, num_sleeping=sleeping)
     return MemoryPlan(

@@ -10,8 +10,9 @@ Source of the utilization: Chowdhery et al., arXiv 2204.02311, appendix B.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from yatt.adapters.inputs.model_family import critic_of_run
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sizes import (
     engine_gpus,
@@ -91,20 +92,23 @@ class IterationTimes:
 
 
 def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates) -> float:
-    """Seconds of all passes over one rollout batch.
+    """Seconds of all passes over one rollout batch, the critic's among them.
 
     Args:
         tokens: mean length of a sample, with its prompt.
     """
-    section = config.trainer
+    section, critic = config.trainer, critic_of_run(config)
     steps = steps_per_iteration(section)
-    passes = section.ppo_epochs * (4 if section.recompute == "full" else 3)
-    passes += (steps > 1) + (config.algorithm.kl_in != "none")
+    update = 4 if section.recompute == "full" else 3
+    passes = section.ppo_epochs * update + (steps > 1) + (config.algorithm.kl_in != "none")
     samples = section.train_batch_size * config.rollout.n
     gpus = num_trainer_nodes(config) * config.launch.gpus_per_node
     length = round(tokens)
-    flops = passes * samples * forward_flops(model.shape).of_sequence(length, length)
-    return flops / (gpus * rates.peak_flops * rates.utilization) * _bubble(config, tokens)
+    flops = passes * forward_flops(model.shape).of_sequence(length, length)
+    if critic is not None:
+        its = forward_flops(replace(critic.shape, vocab_size=1))  # its head has one row
+        flops += (1 + config.critic.epochs * update) * its.of_sequence(length, length)
+    return samples * flops / (gpus * rates.peak_flops * rates.utilization) * _bubble(config, tokens)
 
 
 def _bubble(config: RunConfig, tokens: float) -> float:
@@ -163,7 +167,9 @@ def iteration_times(
     verdicts = [seconds[role] for role in seconds if role != ROLLOUT]
     is_colocated = config.placement.mode == "colocated"
     is_away, gpu_s = config.trainer.offload_optimizer, measured.train_gpu_s
-    kept = plan.worst.weights + (0 if is_away else plan.worst.optimizer)
+    worst, others = plan.worst, plan.worst.others
+    state = worst.optimizer + others.critic_optimizer
+    kept = worst.weights + others.critic_weights + (0 if is_away else state)
     prompt, gpus = config.data.max_prompt_tokens / 2, num_trainer_nodes(config) * config.launch.gpus_per_node
     counted_s = train_s(config, models[ROLLOUT], prompt + tokens, rates)
     if is_away:  # both directions at once, in each step

@@ -1,8 +1,9 @@
 """Bytes of a GPU while it trains, by part, for each pipeline stage."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from yatt.adapters.inputs.model_family import critic_of_run
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import num_trainer_nodes
 from yatt.forecast.memory.activations import (
@@ -14,7 +15,7 @@ from yatt.forecast.memory.activations import (
     left_bytes,
     norm_bytes,
 )
-from yatt.forecast.memory.parameters import BufferSizes, ParameterTable, chunk_buffers
+from yatt.forecast.memory.parameters import BufferSizes, ParameterTable, chunk_buffers, table_of
 from yatt.forecast.memory.ranks import RankLayout, in_flight, model_chunks, planned_layout
 from yatt.models.shape import Layer, Shape
 
@@ -38,6 +39,7 @@ class TrainerDemand:
         num_moments: tensors in float32 that the optimizer keeps per parameter.
         num_rows: positions of a micro-batch whose logits are needed, at most.
         has_reference: a reference model is on the GPU too.
+        critic: of a critic, which is on the GPU too.
     """
 
     shape: Shape
@@ -47,6 +49,7 @@ class TrainerDemand:
     share: TokenShare
     num_rows: int
     has_reference: bool
+    critic: "TrainerDemand | None" = None
 
     @property
     def layout(self) -> RankLayout:
@@ -55,11 +58,23 @@ class TrainerDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherModels:
+    """Bytes of the models beside the policy on one rank: frozen weights of a reference model; of a critic its
+    weights, gradients, and optimizer, as the policy's."""
+
+    reference: int = 0
+    critic_weights: int = 0
+    critic_gradients: int = 0
+    critic_optimizer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMemory:
     """Bytes of one rank of a pipeline stage.
 
     Args:
-        activations: kept for the backward pass, over all micro-batches in flight.
+        others: of models beside the policy, all of which stay while one of them works.
+        activations: kept for the backward pass, over all micro-batches in flight; of the larger model.
         head: log-probs and their gradients, with the last norm, on the last stage: at the peak, before any
             layer's backward pass.
         layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
@@ -71,7 +86,7 @@ class TrainerMemory:
     weights: int
     gradients: int
     optimizer: int
-    reference: int
+    others: OtherModels
     activations: int
     head: int
     layer: int
@@ -81,8 +96,10 @@ class TrainerMemory:
     @property
     def kept(self) -> int:
         """What stays between micro-batches."""
-        optimizer = 0 if self.slots else self.optimizer
-        return self.weights + self.gradients + optimizer + self.reference
+        others = self.others
+        optimizer = 0 if self.slots else self.optimizer + others.critic_optimizer
+        critic = others.critic_weights + others.critic_gradients
+        return self.weights + self.gradients + optimizer + others.reference + critic
 
     @property
     def peak(self) -> int:
@@ -90,7 +107,23 @@ class TrainerMemory:
         return self.kept + max(self.activations + max(self.head, self.layer), self.step + self.slots)
 
 
-def trainer_demand(config: RunConfig, shape: Shape, parameters: ParameterTable) -> TrainerDemand:
+ModelTable = tuple[Shape, ParameterTable]
+"""A model's shape, and its parameters by kind."""
+
+
+def critic_table(config: RunConfig) -> ModelTable | None:
+    """The critic's; None: the run has none.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
+    critic = critic_of_run(config)
+    return None if critic is None else (critic.shape, table_of(critic))
+
+
+def trainer_demand(
+    config: RunConfig, shape: Shape, parameters: ParameterTable, critic: ModelTable | None = None
+) -> TrainerDemand:
     """The demand of a run, with the largest micro-batch that it can have. An algorithm of the user's own that
     needs a reference model without a KL term is not known here."""
     section, longest = config.trainer, longest_sample(config)
@@ -105,7 +138,7 @@ def trainer_demand(config: RunConfig, shape: Shape, parameters: ParameterTable) 
         kernels=kernels_of(config),
         layout=layout,
     )
-    return TrainerDemand(
+    policy = TrainerDemand(
         shape=shape,
         num_moments=config.optimizer.num_moments,
         parameters=parameters,
@@ -114,6 +147,11 @@ def trainer_demand(config: RunConfig, shape: Shape, parameters: ParameterTable) 
         num_rows=share.num_tokens,
         has_reference=config.algorithm.kl_in != "none",
     )
+    if critic is None:
+        return policy
+    num_moments = config.critic.optimizer.num_moments
+    its = replace(policy, shape=critic[0], parameters=critic[1], num_moments=num_moments, has_reference=False)
+    return replace(policy, critic=its)
 
 
 def kernels_of(config: RunConfig) -> KernelSet:
@@ -150,6 +188,23 @@ def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
 
 
 def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
+    """One stage's memory. Critic and policy work one after the other, so the larger one's passes count."""
+    policy = _stage_alone(demand, stage)
+    if demand.critic is None:
+        return policy
+    critic = _stage_alone(demand.critic, stage)
+    others = replace(
+        policy.others, critic_weights=critic.weights, critic_gradients=critic.gradients,
+        critic_optimizer=critic.optimizer,
+    )  # fmt: skip
+    return replace(
+        policy, others=others, activations=max(policy.activations, critic.activations),
+        layer=max(policy.layer, critic.layer), step=max(policy.step, critic.step),
+        slots=max(policy.slots, critic.slots),
+    )  # fmt: skip
+
+
+def _stage_alone(demand: TrainerDemand, stage: int) -> TrainerMemory:
     item, sizes = demand.share.item_bytes, stage_buffers(demand, stage)
     frozen = 0 if stage else demand.parameters.num_frozen * item
     own_tower = frozen if demand.parameters.tower else 0  # the reference has a tower of its own
@@ -164,7 +219,7 @@ def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
         weights=sizes.numel * item + frozen,
         gradients=sizes.numel * FLOAT,
         optimizer=sizes.state * state,
-        reference=sizes.numel * item + own_tower if demand.has_reference else 0,
+        others=OtherModels(reference=sizes.numel * item + own_tower if demand.has_reference else 0),
         activations=_activations(demand, stage),
         head=_head(demand) if is_last else 0,
         layer=_layer(demand, stage),

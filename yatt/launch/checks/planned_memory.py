@@ -13,7 +13,7 @@ from yatt.errors import ConfigError
 from yatt.forecast.memory.advice import nearest_in_words, plan_faults
 from yatt.forecast.memory.fit import GIB, GPU_BYTES, memory_plan
 from yatt.forecast.memory.parameters import table_of
-from yatt.forecast.memory.trainer import trainer_demand, trainer_memory, worst_stage
+from yatt.forecast.memory.trainer import critic_table, trainer_demand, trainer_memory, worst_stage
 from yatt.models.model import Model, read_model
 
 LARGEST_GPU_BYTES = 288 * GIB
@@ -29,7 +29,8 @@ def check_planned_memory(config: RunConfig, model: Model) -> None:
     if config.launch.device == "cpu":
         return
     table = table_of(model, config.vision.train)
-    kept = worst_stage(trainer_memory(trainer_demand(config, model.shape, table))).kept
+    demand = trainer_demand(config, model.shape, table, critic_table(config))
+    kept = worst_stage(trainer_memory(demand)).kept
     if kept <= LARGEST_GPU_BYTES:
         return
     raise ConfigError(

@@ -5,19 +5,22 @@ A family of the user is loaded in a process of its own.
 
 from pathlib import Path
 
-from yatt.adapters.inputs.model_family import model_of_run, own_family
+from yatt.adapters.inputs.model_family import critic_of_run, model_of_run, own_family
 from yatt.adapters.processes.trial import answer_trial, run_trial
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import num_trainer_nodes
 from yatt.errors import ConfigError
 from yatt.forecast.memory.advice import check_possible
 from yatt.launch.checks.judge_check import refuse_some_windows
-from yatt.launch.checks.model_check import checked_tensors
+from yatt.launch.checks.model_check import check_length, check_model, checked_tensors
 from yatt.launch.checks.planned_memory import check_planned_memory
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
-from yatt.models.tensors import tensor_faults
+from yatt.models.rows import OUTPUT, SCORE
+from yatt.models.tensors import TIED_OUTPUT, tensor_faults
+from yatt.trainer.mcore.layout import check_layout
 
 TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -74,6 +77,8 @@ def check_fits(config: RunConfig) -> None:
     model = model_of_run(config.model)
     shape = model.shape
     _check_tensors(config.model.path, model)
+    if config.has_critic:
+        _check_critic(config, model)
     check_possible(config, model)
     check_planned_memory(config, model)
     if config.rollout.expert_parallel and shape.experts is None:
@@ -96,8 +101,52 @@ def check_fits(config: RunConfig) -> None:
         )
 
 
-def _check_tensors(folder: str, model: Model) -> None:
-    places, faults = checked_tensors(folder, "model.path")
+def _check_critic(config: RunConfig, policy: Model) -> None:
+    """Checks that the critic can be trained beside the policy. It has the policy's layout, because
+    megatron-core's process groups are those of the whole process."""
+    section, path = config.critic_model, config.critic.path
+    if path:
+        check_model(path, "critic.path")
+    critic = critic_of_run(config)
+    assert critic is not None, "the run has one"
+    for model, folder in ((policy, config.model.path), (critic, section.path)):
+        if model.shape.vision is not None:
+            raise ConfigError(
+                f"algorithm.adv_estimator: gae: {folder} takes pictures, and a critic takes none yet; write "
+                "grpo, or a text model."
+            )
+    if not path:
+        return
+    if critic.shape.vocab_size < policy.shape.vocab_size:
+        raise ConfigError(
+            f"critic.path: {path} has {critic.shape.vocab_size} tokens and the policy "
+            f"{policy.shape.vocab_size}; name a model with the policy's tokenizer."
+        )
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    check_length(path, "critic.path: data.max_prompt_tokens + rollout.max_response_tokens", longest)
+    try:
+        check_layout(critic.shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
+    except ConfigError as error:
+        raise ConfigError(f"critic.path: {path} does not fit the trainer's layout. {error}") from error
+    _check_tensors(path, critic, "critic.path", with_output=model_of_run(section))
+
+
+def _with_score(model: Model, plain: Model, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes without the output matrix, which a critic does not use, and with a value head, which is zero
+    where a folder has none."""
+    unused = {name for row in plain.rows if row.name == OUTPUT for name in row.hf_names} | TIED_OUTPUT
+    return {SCORE: (1, model.shape.hidden_size)} | {k: v for k, v in shapes.items() if k not in unused}
+
+
+def _check_tensors(
+    folder: str, model: Model, key: str = "model.path", with_output: Model | None = None
+) -> None:
+    """Checks a folder's tensors.
+
+    Args:
+        with_output: of a critic the model without a value head.
+    """
+    places, faults = checked_tensors(folder, key)
     shapes = {name: place.shape for name, place in places.items()}
     dtypes = {name: place.dtype for name, place in places.items()}
     if not shapes and not faults:
@@ -108,8 +157,10 @@ def _check_tensors(folder: str, model: Model) -> None:
         faults.append(f"has tensors that cannot be trained: {', '.join(other[:3])}; save them in bfloat16")
     faults += scale_faults(shapes, dtypes)[:1]
     shapes = without_scales(shapes, dtypes)
+    if with_output is not None:
+        shapes = _with_score(model, with_output, shapes)
     if faults := faults or list(tensor_faults(model, shapes)):
-        raise ConfigError("\n".join(f"model.path: {folder} {fault}." for fault in faults))
+        raise ConfigError("\n".join(f"{key}: {folder} {fault}." for fault in faults))
 
 
 def _check(text: str) -> None:

@@ -137,6 +137,8 @@ def sources_of(config: RunConfig, stage: StageSection, node: int) -> tuple[str, 
     roles = {role for slab in placement.slabs_by_node.get(node, ()) for role in placement.roles_of(slab)}
     if "models" in stage.what:
         found += [config.model.path] if roles & {TRAINER, ROLLOUT} else []
+        if config.has_critic and config.critic.path and TRAINER in roles:
+            found.append(config.critic.path)
         found += [genrm.model for genrm in config.engine_genrms if genrm_role(genrm.name) in roles]
     if "data" in stage.what and node in placement.trainer_nodes:
         found += [*config.data.train_files, *config.data.val_files]

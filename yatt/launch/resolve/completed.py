@@ -50,6 +50,7 @@ def completed_config(config: RunConfig) -> RunConfig:
             path=_absolute(config.model.path),
             family=_absolute_or_none(config.model.family),
         ),
+        critic=replace(config.critic, path=_absolute_or_none(config.critic.path)),
         environment=replace(config.environment, path=_absolute_or_none(config.environment.path)),
         algorithm=replace(config.algorithm, path=_absolute_or_none(config.algorithm.path)),
         genrms=tuple(

@@ -21,6 +21,7 @@ SMALL = (
     ("Entropy", (("entropy", "actor/entropy"),)),
     ("Sampler against trainer (probability)", (("mean difference", "training/rollout_probs_diff_mean"),)),
     ("Policy loss", (("policy loss", "actor/pg_loss"),)),
+    ("Variance of returns that the critic explains", (("explained", "critic/vf_explained_var"),)),
     ("Seconds per iteration", (("seconds", "timing_s/step"),)),
     ("Tokens per second and GPU", (("tokens/s", "perf/throughput"),)),
     ("Utilization of GPUs that train (MFU)", (("MFU", "perf/mfu/actor"),)),

@@ -29,7 +29,7 @@ from yatt.clock import monotonic_s
 from yatt.trainer.attention.batches import MicroBatch
 from yatt.trainer.forward.logprobs import VocabularyShard, token_logprobs
 from yatt.trainer.forward.routes import Around, nothing_around
-from yatt.trainer.mcore.model import Policy
+from yatt.trainer.mcore.model import Policy, ValueHead
 
 
 @dataclass(slots=True)
@@ -69,13 +69,17 @@ def head_at(model: nn.Module, rows_R: Tensor) -> Iterator[HeadWeight]:
 def _narrowed(hidden: Tensor, rows_R: Tensor, head: Any) -> Tensor:
     """Selects rows [R, 1, H] of hidden states [S, B, H] (or this rank's part of S), on every TP rank.
 
-    Each rank computes the gradient through its part of the vocabulary; the backward pass sums them.
+    Each rank computes the gradient through its part of the vocabulary; the backward pass sums them. A value
+    head is whole on each rank: there the gradients are equal, and a sum would be as many times too large.
     """
+    is_whole = isinstance(head, ValueHead)
     if head.sequence_parallel:
-        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
-        return hidden.flatten(0, 1).index_select(0, rows_R)[:, None]
-    rows: Tensor = copy_to_tensor_model_parallel_region(hidden.flatten(0, 1).index_select(0, rows_R)[:, None])
-    return rows
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=not is_whole)
+    rows = hidden.flatten(0, 1).index_select(0, rows_R)[:, None]
+    if head.sequence_parallel or is_whole:
+        return rows
+    copied: Tensor = copy_to_tensor_model_parallel_region(rows)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)

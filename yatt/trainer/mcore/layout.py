@@ -48,8 +48,10 @@ def _tower_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
     """Faults of a tower's levels, which layers of the first chunk of a pipeline add."""
     num_levels = len(shape.vision.levels) if shape.vision else 0
     pp, vpp = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
+    if pp == 1 or not num_levels or shape.num_layers < pp:  # fewer layers than stages: told elsewhere
+        return
     first = end_stages(shape.num_layers, layout)[0] or shape.num_layers // pp
-    if pp > 1 and first // vpp < num_levels:
+    if first // vpp < num_levels:
         yield (
             f"pipeline_model_parallel_size {pp}: the first stage has {first // vpp} layers, but {num_levels} "
             "add features of pictures; write fewer stages."

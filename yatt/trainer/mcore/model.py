@@ -34,6 +34,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 
+from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS
 from yatt.collectives.exchange import literal_exchange
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
@@ -73,6 +74,17 @@ class Policy:
     scheduler: OptimizerParamScheduler
     groups: ParallelGroups
     device: torch.device
+    prefix: str = ""
+    """Begins its keys in a checkpoint."""
+
+
+class ValueHead(nn.Linear):
+    """In the place of the output layer: values from hidden states. Each tensor-parallel rank has all of it
+    and the states of all tokens, so its gradient is the same on all of them and is not added up."""
+
+    def __init__(self, mcore: TransformerConfig) -> None:
+        super().__init__(mcore.hidden_size, 1, bias=False, dtype=mcore.params_dtype)
+        self.sequence_parallel = mcore.sequence_parallel
 
 
 def join_model_parallel(layout: TrainerSection, seed: int) -> None:
@@ -115,6 +127,9 @@ def build_policy(
     shape = model.shape
     mcore = transformer_config(config, shape, device)
     models = _gpt_models(config, mcore, shape, device, has_tower=True)
+    if model.has_value_head:
+        for built in (each for each in models if each.post_process):
+            built.output_layer = ValueHead(mcore).to(device)
     groups = parallel_groups()
     if source is not None:
         load_weights(models, source, model.rows, groups, tick)
@@ -138,6 +153,7 @@ def build_policy(
         scheduler=scheduler,
         groups=groups,
         device=device,
+        prefix=CRITIC_KEYS if model.has_value_head else "",
     )
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from yatt.adapters.node_local.host_segment import (
     ALIGN_BYTES,
     AREAS as AREAS,
+    CRITIC,
     STATE as STATE,
     WEIGHTS as WEIGHTS,
     SegmentWriter,
@@ -278,8 +279,28 @@ class HostCopy:
         return sum(held.size_bytes for held in self._held.values() if held.host is not None)
 
 
-def host_copy_of(policy: Policy, reference: list[nn.Module], stem: Path, attempt: int) -> HostCopy:
+def host_copy_of(
+    policy: Policy, reference: list[nn.Module], stem: Path, attempt: int, critic: Policy | None = None
+) -> HostCopy:
     """Collects all tensors that the trainer keeps between iterations."""
+    weights, dropped, private = _tensors_of(policy)
+    optimizers = _optimizer_tensors(policy.optimizer)
+    areas = {WEIGHTS: weights}
+    if critic is not None:  # before the state, which in float32 has the parameters as main copies
+        areas[CRITIC], its_dropped, its_private = _tensors_of(critic)
+        optimizers += _optimizer_tensors(critic.optimizer)
+        dropped, private = dropped + its_dropped, private + its_private
+    frozen = [_inner(model) for model in reference]
+    constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
+    areas[STATE] = optimizers
+    host = HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
+    if torch.cuda.is_available():
+        host.register_segments(MemoryRegistrar())
+    return host
+
+
+def _tensors_of(policy: Policy) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """A trained model's weights, its gradients, and buffers, of which some may be weights too."""
     weights, dropped, private = list[Tensor](), list[Tensor](), list[Tensor]()
     for chunk in policy.chunks:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -290,13 +311,7 @@ def host_copy_of(policy: Policy, reference: list[nn.Module], stem: Path, attempt
         biases = [router.expert_bias for router in router_biases(inner)]
         weights += [*(parameter.data for parameter in inner.parameters()), *biases]
         private += list(inner.buffers())  # those that are weights too are known
-    frozen = [_inner(model) for model in reference]
-    constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
-    areas = {WEIGHTS: weights, STATE: _optimizer_tensors(policy.optimizer)}
-    host = HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
-    if torch.cuda.is_available():
-        host.register_segments(MemoryRegistrar())
-    return host
+    return weights, dropped, private
 
 
 def _inner(module: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor, nn
 
-from yatt.checkpoint.commit.manifest_format import Manifest, saved_scalars
+from yatt.checkpoint.commit.manifest_format import Manifest, OptimizerScalars, saved_scalars
 from yatt.checkpoint.commit.pieces import FILE_BYTES, in_files
 from yatt.checkpoint.local.local_first import Ranges
 from yatt.checkpoint.local.shards import Shard, box_parts, planned_piece, read_shards
@@ -71,13 +71,16 @@ def save_plan(policy: Policy, host: HostCopy) -> SavePlan:
     return SavePlan(rank=dist.get_rank(), files=tuple(map(tuple, files)))
 
 
-def snapshot_common(policy: Policy, kl_coef: float) -> bytes:
+def snapshot_common(policy: Policy, kl_coef: float, critic: Policy | None) -> bytes:
     """Returns the JSON of the scalars that all ranks share, on rank 0; `{}` on others.
 
     Args:
         kl_coef: present coefficient of the KL penalty.
     """
-    return json.dumps(_common_of(policy) | {"kl_coef": kl_coef}).encode() if dist.get_rank() == 0 else b"{}"
+    if dist.get_rank() != 0:
+        return b"{}"
+    more = {} if critic is None else {"critic": _common_of(critic)}
+    return json.dumps(_common_of(policy) | {"kl_coef": kl_coef} | more).encode()
 
 
 @torch.no_grad()
@@ -94,15 +97,15 @@ def restore_state(
 
     Raises:
         CheckpointError: the checkpoint is damaged, of another model, or inconsistent.
-        ConfigError: it has the state of another kind of optimizer.
+        ConfigError: it has the state of another kind of optimizer, or none.
     """
-    saved, names = saved_scalars(manifest), moments_of(policy.optimizer)
+    saved, names = _scalars_of(policy, manifest), moments_of(policy.optimizer)
     if saved.step is None:
         raise ConfigError(
             f"checkpoint {manifest.iteration} has weights only, no state of an optimizer; write "
             "run.from_checkpoint.take: weights."
         )
-    _check_kind(manifest, saved.moments, names)
+    _check_kind(f"{policy.prefix}optimizer.kind", manifest, saved.moments, names)
     owned = list(_owned(policy, host.view))
     _check_state_of_tower(manifest, owned, names)
     restore_weights(policy, host, store, manifest, tick)
@@ -115,10 +118,22 @@ def restore_state(
     _set_schedule(policy, saved.scheduler)
 
 
-def _check_kind(manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+def _scalars_of(policy: Policy, manifest: Manifest) -> OptimizerScalars:
+    saved = saved_scalars(manifest)
+    if not policy.prefix:
+        return saved
+    if saved.critic is None:
+        raise ConfigError(
+            f"algorithm.adv_estimator: gae has a critic, and checkpoint {manifest.iteration} has no state of "
+            "one; write run.from_checkpoint.take: weights, with which the critic begins as critic.path says."
+        )
+    return saved.critic
+
+
+def _check_kind(key: str, manifest: Manifest, saved: tuple[str, ...], wanted: tuple[str, ...]) -> None:
     if saved != wanted:
         raise ConfigError(
-            f"optimizer.kind: checkpoint {manifest.iteration} has the state of another optimizer "
+            f"{key}: checkpoint {manifest.iteration} has the state of another optimizer "
             f"({', '.join(saved) or 'none'}, not {', '.join(wanted) or 'none'}); write the kind and "
             "sgd_momentum of the run that saved it, or run.from_checkpoint.take: weights."
         )
@@ -295,7 +310,7 @@ def _shards(policy: Policy, local: LocalParameter, kind: str, flat: Tensor, begi
     for box in boxes_of(blocks, begin, begin + flat.numel()):
         first = box.start - begin
         yield Shard(
-            key=f"{kind}.{local.row.name}",
+            key=f"{policy.prefix}{kind}.{local.row.name}",
             global_shape=local.row.full_shape,
             offset=box.offset,
             tensor=flat[first:][: _numel(box.shape)].view(box.shape),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yatt.algo.algorithm import Algorithm
 from yatt.algo.correction import ImportanceWeights, importance_weights, probability_differences
-from yatt.algo.kl import kl_estimate
+from yatt.algo.kl import adapted_coefficient, kl_estimate
 from yatt.algo.view import LossView
 from yatt.config.schema import AlgorithmSection
 from yatt.trainer.attention.batches import MicroBatch
@@ -33,6 +33,21 @@ SUMS = (
     "diff_squared",
     "tokens",
 )
+
+
+@dataclass(slots=True)
+class KlCoefficient:
+    """The present coefficient of the KL penalty; part of the training state if it is adaptive."""
+
+    value: float
+
+    def adapt(self, section: AlgorithmSection, kl: float, num_samples: int) -> None:
+        """Changes it after an iteration with this mean KL per token, if the run file has a target."""
+        if section.kl_target:
+            self.value = adapted_coefficient(
+                self.value, kl=kl, target=section.kl_target, num_samples=num_samples,
+                horizon=section.kl_horizon,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

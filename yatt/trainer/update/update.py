@@ -8,7 +8,7 @@ Suffix: F completion tokens of the whole rollout batch.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,13 +18,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import Tensor, nn
 
-from yatt.algo.advantage import RewardTable
+from yatt.algo.advantage import RewardTable, ValueEstimate
 from yatt.algo.algorithm import Algorithm
-from yatt.algo.kl import adapted_coefficient, kl_estimate
+from yatt.algo.kl import kl_estimate
 from yatt.algo.loss import BatchTotals, token_weights
 from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
-from yatt.config.sections.algorithm import AlgorithmSection
 from yatt.core.figures.efficiency import peak_flops_per_s
 from yatt.core.samples.placeholders import placed_in
 from yatt.models.flops import BACKWARD, forward_flops, picture_flops, training_flops
@@ -46,7 +45,14 @@ from yatt.trainer.forward.stats import batch_metrics, sample_advantages, update_
 from yatt.trainer.mcore.model import Policy, broadcast_over_model
 from yatt.trainer.mcore.tower import PictureFeatures
 from yatt.trainer.state.host_copy import HostCopy
-from yatt.trainer.update.objective import Measured, Objective, Target, summed_totals
+from yatt.trainer.update.critic import (
+    CriticUpdate,
+    critic_estimate,
+    token_values,
+    trained_tokens,
+    update_critic,
+)
+from yatt.trainer.update.objective import KlCoefficient, Measured, Objective, Target, summed_totals
 from yatt.trainer.update.profile import RankProfiler
 from yatt.trainer.update.rejection import rejected_targets
 
@@ -58,20 +64,6 @@ def forget_peaks(device: torch.device) -> None:
     """Begins a new measurement of the largest device memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def update_usage(config: RunConfig, policy: Policy, facts: Sequence[SampleFact]) -> RankUsage:
-    """Measures the update of a batch, after it. The last token of a sample is only a label."""
-    passes = [(fact.num_tokens - 1, fact.num_completion_tokens) for fact in facts]
-    flops = config.trainer.ppo_epochs * training_flops(forward_flops(policy.shape), passes)
-    if policy.device.type != "cuda":
-        return RankUsage(flops=flops)
-    return RankUsage(
-        flops=flops,
-        peak_flops_per_s=peak_flops_per_s(torch.cuda.get_device_name(policy.device), config.model.dtype),
-        max_allocated_bytes=torch.cuda.max_memory_allocated(policy.device),
-        max_reserved_bytes=torch.cuda.max_memory_reserved(policy.device),
-    )
 
 
 def _picture_flops(learner: "Learner", rollouts: dict[int, Rollout]) -> int:
@@ -92,25 +84,10 @@ def _pictures_of(rollouts: dict[int, Rollout]) -> tuple[Picture, ...]:
     ))  # fmt: skip
 
 
-@dataclass(slots=True)
-class KlCoefficient:
-    """The present coefficient of the KL penalty; part of the training state if it is adaptive."""
-
-    value: float
-
-    def adapt(self, section: AlgorithmSection, kl: float, num_samples: int) -> None:
-        """Changes it after an iteration with this mean KL per token, if the run file has a target."""
-        if section.kl_target:
-            self.value = adapted_coefficient(
-                self.value, kl=kl, target=section.kl_target, num_samples=num_samples,
-                horizon=section.kl_horizon,
-            )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The policy and its routes, the reference model if one is needed, their host copy, the run config, and
-    the rank's profiles."""
+    """The policy and its routes, the reference model and the critic if they are needed, their host copy, the
+    run config, and the rank's profiles."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -121,6 +98,23 @@ class Learner:
     profiler: RankProfiler
     routes: Routes
     pictures: tuple[PictureFeatures, ...] = ()
+    critic: Policy | None = None
+
+
+def update_usage(learner: Learner, order: Train) -> RankUsage:
+    """Measures the policy's update with a batch, after it. The last token of a sample is only a label."""
+    config, policy, flops = learner.config, learner.policy, 0
+    passes = [(fact.num_tokens - 1, fact.num_completion_tokens) for fact in order.facts]
+    if order.iteration > config.critic.warmup_iterations:
+        flops = config.trainer.ppo_epochs * training_flops(forward_flops(policy.shape), passes)
+    if policy.device.type != "cuda":
+        return RankUsage(flops=flops)
+    return RankUsage(
+        flops=flops,
+        peak_flops_per_s=peak_flops_per_s(torch.cuda.get_device_name(policy.device), config.model.dtype),
+        max_allocated_bytes=torch.cuda.max_memory_allocated(policy.device),
+        max_reserved_bytes=torch.cuda.max_memory_reserved(policy.device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,31 +150,63 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
         _share_pictures(features, order.iteration, rollouts)
     steps = _mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
-    advantages_F, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known))
-    targets = _targets(learner, steps, known, advantages_F)
-    metrics = batch_metrics(order.facts, advantages_F)
-    section = learner.config.algorithm
-    if section.rejection.is_on:
-        targets, shares = rejected_targets(section, steps, targets)
-        metrics |= shares
-    measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
-    sums = summed_totals(measured, learner.policy.device)
-    metrics |= update_metrics(sums, norms)
-    metrics |= learner.routes.finish()
-    metrics["actor/lr"] = learning_rate(learner.policy)
-    if kl_penalty is not None:
-        metrics["actor/reward_kl_penalty"] = kl_penalty
-    if section.kl_in != "none":
-        metrics["actor/kl_coef"] = learner.kl.value
-        kl = metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty
-        learner.kl.adapt(section, kl, len(order.facts))
-    usage = update_usage(learner.config, learner.policy, order.facts)
+    values_F = _values(learner, order, steps, tick, timing)
+    estimate, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known, values_F))
+    metrics = batch_metrics(order.facts, estimate.advantages_T)
+    if learner.critic is not None:
+        work = CriticUpdate(steps, values_F, estimate, trained_tokens(order.facts))
+        critic = learner.critic
+        metrics |= timing.of("update_critic", lambda: update_critic(learner.config, critic, work, tick))
+    costs: list[tuple[int, int, float]] = []
+    if order.iteration > learner.config.critic.warmup_iterations:
+        targets = _targets(learner, steps, known, estimate.advantages_T)
+        found, costs = _train_policy(learner, order, steps, targets, tick, timing)
+        metrics |= found | _adapted_kl(learner, found, kl_penalty, len(order.facts))
+    usage = update_usage(learner, order)
     if learner.policy.shape.vision is not None:
         usage = msgspec.structs.replace(usage, flops=usage.flops + _picture_flops(learner, rollouts))
     return Trained(
         metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage,
-        advantages=sample_advantages(order.facts, advantages_F),
+        advantages=sample_advantages(order.facts, estimate.advantages_T),
     )  # fmt: skip
+
+
+def _train_policy(
+    learner: Learner, order: Train, steps: list[list[MicroBatch]], targets: list[list[Target]], tick: Tick,
+    timing: _PartTimes,
+) -> tuple[dict[str, float], list[tuple[int, int, float]]]:  # fmt: skip
+    """All of the policy's optimizer steps: metrics, and the costs of micro-batches."""
+    section, metrics = learner.config.algorithm, dict[str, float]()
+    if section.rejection.is_on:
+        targets, metrics = rejected_targets(section, steps, targets)
+    measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
+    metrics |= update_metrics(summed_totals(measured, learner.policy.device), norms)
+    metrics |= learner.routes.finish()
+    metrics["actor/lr"] = learning_rate(learner.policy)
+    return metrics, costs
+
+
+def _adapted_kl(
+    learner: Learner, metrics: dict[str, float], kl_penalty: float | None, num_samples: int
+) -> dict[str, float]:
+    """Metrics of the KL penalty; its coefficient is adapted after them."""
+    section, found = learner.config.algorithm, dict[str, float]()
+    if kl_penalty is not None:
+        found["actor/reward_kl_penalty"] = kl_penalty
+    if section.kl_in != "none":
+        found["actor/kl_coef"] = learner.kl.value
+        learner.kl.adapt(section, metrics["actor/kl_loss"] if kl_penalty is None else kl_penalty, num_samples)
+    return found
+
+
+def _values(
+    learner: Learner, order: Train, steps: list[list[MicroBatch]], tick: Tick, timing: _PartTimes
+) -> Tensor:
+    """The critic's values of all completion tokens, float32 [F] on CPU; empty without a critic."""
+    if learner.critic is None:
+        return torch.zeros(0)
+    critic = learner.critic
+    return timing.of("values", lambda: token_values(critic, steps, order.facts, tick))
 
 
 def _updates(
@@ -316,10 +342,11 @@ def _known_logprobs(
 
 
 def _advantages(
-    learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs
-) -> tuple[Tensor, float | None]:
-    """Advantages of all completion tokens, float32 [F] on CPU, the same on every rank; and the mean KL per
-    token to the reference, if it is subtracted from the reward."""
+    learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs,
+    values_F: Tensor,
+) -> tuple[ValueEstimate, float | None]:  # fmt: skip
+    """Advantages of all completion tokens on CPU, the same on every rank, without returns if there is no
+    critic; and the mean KL per token to the reference, if it is subtracted from the reward."""
     section, penalties_F, kl_penalty = learner.config.algorithm, None, None
     lengths_N = torch.tensor([fact.num_completion_tokens for fact in facts], dtype=torch.int64)
     if section.kl_in == "reward":
@@ -338,7 +365,9 @@ def _advantages(
         penalties_T=penalties_F,
         is_masked_N=torch.tensor([fact.is_masked for fact in facts]),
     )
-    return learner.algorithm.advantages(table), kl_penalty
+    if learner.critic is not None:
+        return critic_estimate(learner.config, table, values_F), kl_penalty
+    return ValueEstimate(learner.algorithm.advantages(table), torch.zeros(0)), kl_penalty
 
 
 def _targets(

@@ -1,0 +1,116 @@
+"""Rules and notes about how a run learns: the algorithm, the optimizers, the critic. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from yatt.config.schema import RunConfig
+from yatt.config.sections.algorithm import GAE, SEQUENCE_LOSSES, AlgorithmSection
+from yatt.config.sections.critic import CriticSection
+from yatt.config.widths import Fault
+
+Doubt = tuple[str, str]  # key, consequence of its value
+
+
+def learning_faults(config: RunConfig) -> Iterator[Fault]:
+    """Yields broken rules between keys of the algorithm, the optimizers and the critic."""
+    a = config.algorithm
+    if a.clip_ratio_c and (a.path or a.policy_loss != "ppo"):
+        which = a.path or f"policy_loss: {a.policy_loss}"
+        yield "algorithm.clip_ratio_c", f"only ppo has a dual clip, not {which}; leave the key out."
+    if a.kl_in != "none" and a.kl_coef == 0:
+        yield "algorithm.kl_coef", "kl_in is set but kl_coef is 0; write a coefficient, or kl_in: none."
+    yield from _adaptive_kl(config)
+    if a.kl_in == "loss" and a.kl_type == "k1":
+        yield (
+            "algorithm.kl_type",
+            "the expected gradient of k1 in the loss is 0, so it has no effect; write k2 or k3, or "
+            "kl_in: reward.",
+        )
+    for key, each in (("optimizer", config.optimizer), ("critic.optimizer", config.critic.optimizer)):
+        if each.min_lr > each.lr:
+            yield (
+                f"{key}.min_lr",
+                f"{each.min_lr:g} is above lr {each.lr:g}, so the learning rate would increase during the "
+                f"decay; write {each.lr:g} or less.",
+            )
+    yield from _critic(config)
+
+
+def _adaptive_kl(config: RunConfig) -> Iterator[Fault]:
+    a, samples = config.algorithm, config.trainer.train_batch_size * config.rollout.n
+    if not a.kl_target:
+        return
+    if a.kl_in == "none":
+        yield "algorithm.kl_target", "is set but kl_in is none; write kl_in: reward, or loss."
+    if a.kl_horizon <= samples / 5:
+        yield (
+            "algorithm.kl_horizon",
+            f"{a.kl_horizon:g} with {samples} completions per iteration: the coefficient could become 0 or "
+            f"negative; write more than {samples / 5:g}.",
+        )
+
+
+def _critic(config: RunConfig) -> Iterator[Fault]:
+    """The critic's keys are of runs that have one; what such a run cannot have yet is named here."""
+    a, critic, whole = config.algorithm, config.critic, config.trainer.total_iterations
+    if not config.has_critic:
+        has = f"algorithm.path: {a.path}" if a.path else f"algorithm.adv_estimator: {a.adv_estimator}"
+        cure = f"remove it, or write algorithm.adv_estimator: {GAE}{' without a path' if a.path else ''}."
+        for key in _changed_keys(config):
+            yield key, f"has no effect with {has}, because only {GAE} has a critic; {cure}"
+        return
+    if config.model.trainer == "scripted":
+        yield (
+            "algorithm.adv_estimator",
+            f"{GAE} needs a critic, and a scripted trainer has none; write grpo for the rehearsal.",
+        )
+    if critic.warmup_iterations >= whole:
+        yield (
+            "critic.warmup_iterations",
+            f"is {critic.warmup_iterations} of {whole} iterations (trainer.total_iterations), so the policy "
+            f"would never be trained; write less.",
+        )
+
+
+def _changed_keys(config: RunConfig) -> Iterator[str]:
+    """Keys that only a critic uses and that have not their defaults."""
+    critic, plain = CriticSection(), AlgorithmSection()
+    for each in fields(critic):
+        if getattr(config.critic, each.name) != getattr(critic, each.name):
+            yield f"critic.{each.name}"
+    for name in ("lam", "whiten") if not config.algorithm.path else ():
+        if getattr(config.algorithm, name) != getattr(plain, name):
+            yield f"algorithm.{name}"
+
+
+def learning_doubts(config: RunConfig) -> Iterator[Doubt]:
+    """Yields settings of the algorithm and the optimizer that may be unintended."""
+    a, o = config.algorithm, config.optimizer
+    if o.lr == 0:
+        yield "optimizer.lr", "is 0: nothing is learned."
+    for key, value in (("clip_ratio_low", a.clip_ratio_low), ("clip_ratio_high", a.clip_ratio_high)):
+        if value == 0:
+            yield (
+                f"algorithm.{key}",
+                "is 0: after the first optimizer step of an iteration every token is clipped.",
+            )
+    if a.policy_loss in SEQUENCE_LOSSES and a.loss_agg_mode != "seq-mean-token-mean" and not a.path:
+        yield (
+            "algorithm.loss_agg_mode",
+            f"is {a.loss_agg_mode}: the paper of {a.policy_loss} has the mean over sequences, "
+            "seq-mean-token-mean.",
+        )
+    if a.entropy_coeff < 0:
+        yield "algorithm.entropy_coeff", f"is {a.entropy_coeff:g}: the loss reduces the entropy."
+    if a.correction.rule == "truncate" and a.correction.high < 1:
+        yield (
+            "algorithm.correction.high",
+            f"is {a.correction.high:g}: below 1 it scales down every update.",
+        )
+    warmed = config.trainer.total_iterations * config.trainer.ppo_epochs
+    warmed *= config.trainer.train_batch_size // config.trainer.mini_batch_size
+    if o.lr_warmup_steps >= warmed:
+        yield (
+            "optimizer.lr_warmup_steps",
+            f"is {o.lr_warmup_steps} of {warmed} optimizer steps: lr is reached only at the end, or never.",
+        )
