@@ -68,7 +68,7 @@ def test_scores_of_context_parallel_attention_in_plain_torch_fit_only_where_a_ke
 def test_a_reference_model_costs_its_weights():
     with_kl = plan_of("algorithm.kl_in=loss")
     assert with_kl.trainer_peak - plan_of().trainer_peak == with_kl.worst.weights
-    assert with_kl.hosts[0].reference == 8 * with_kl.worst.weights
+    assert with_kl.hosts[0].others.reference == 8 * with_kl.worst.weights
 
 
 def test_a_critic_costs_weights_gradients_and_an_optimizer_of_its_own():

@@ -198,7 +198,8 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
         },
         **{
             f"host memory of each {host.kind} node": {
-                "weights": host.weights, "optimizer": host.optimizer, "reference model": host.others.reference,
+                "weights": host.weights, "optimizer": host.optimizer,
+                "reference model": host.others.reference,
                 "critic and its optimizer": host.others.critic,
                 "weights fetched from other nodes": host.fetched,
                 "of these, whole because the engine's cut is not known": host.unknown,
