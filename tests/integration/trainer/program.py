@@ -93,6 +93,8 @@ def make_config(
 
 
 def critic_of(settings: dict) -> CriticSection:
+    if not settings:
+        return CriticSection()
     optimizer = optimizer_of(settings.get("optimizer", {}))
     return CriticSection(**{**settings, "optimizer": optimizer})
 
