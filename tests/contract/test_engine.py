@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -70,8 +71,10 @@ def subject(request, tmp_path_factory) -> Iterator[Subject]:
 def test_log_probs_of_sampled_tokens_are_the_engines_own_scores_of_them(subject: Subject) -> None:
     """One token after the other, and all at once. A planted fault is in `test_engine_options.py`."""
     assert decoded_difference(subject.engine, options_for(subject.models[0]), PROMPT) < 1e-5
-    short = options_for(subject.models[0], max_model_tokens=4)
-    assert decoded_difference(subject.engine, short, PROMPT) < 1e-5
+    for most in (4, 3, 2):
+        short, steps = options_for(subject.models[0], max_model_tokens=most), list[int]()
+        assert decoded_difference(subject.engine, short, PROMPT, partial(steps.append, 1)) < 1e-5
+        assert bool(steps) == (most > 2), "one token and its score have room from 3 tokens on"
 
 
 def options_for(model: str, **more: object) -> EngineOptions:

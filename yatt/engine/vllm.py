@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from yatt.config.engine_keys import unknown_option
@@ -346,7 +346,7 @@ def written_arguments(arguments: Mapping[str, Any], options: EngineOptions, cont
     """Returns vLLM's EngineArgs.
 
     Raises:
-        ConfigError: vLLM refuses options that the run file passes.
+        ConfigError: vLLM refuses options that the run file passes, and takes the others.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -354,7 +354,9 @@ def written_arguments(arguments: Mapping[str, Any], options: EngineOptions, cont
         return EngineArgs(**arguments)
     try:
         EngineArgs(**arguments).create_engine_config(context)
-    except (ValueError, TypeError, NotImplementedError, AssertionError, KeyError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
+        plain = engine_arguments(replace(options, arguments={}))
+        EngineArgs(**plain).create_engine_config(context)  # what it refuses without them is not their fault
         names = ", ".join(options.arguments)
         raise ConfigError(f"engine_args: vLLM refuses {names}: {error_line(error)}") from error
     return EngineArgs(**arguments)

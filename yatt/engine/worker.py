@@ -195,7 +195,7 @@ class EngineWorker:
         if self._has_decoded or not probe or self._plan.kind == "scripted":
             return answer
         self._has_decoded = True  # once a process
-        difference = decoded_difference(engine, self._plan.options, probe[0])
+        difference = decoded_difference(engine, self._plan.options, probe[0], self._tick)
         return msgspec.structs.replace(answer, decoded_difference=difference)
 
     def _turn(self) -> None:
@@ -249,7 +249,9 @@ def loaded_answer(order: m.LoadWeights, comparison: Comparison, scores: list[lis
     )
 
 
-def decoded_difference(engine: Engine, options: EngineOptions, ids: list[int]) -> float:
+def decoded_difference(
+    engine: Engine, options: EngineOptions, ids: list[int], tick: Callable[[], None] = lambda: None
+) -> float:
     """Samples a few completions, and compares their log-probs with the engine's own scores of these tokens.
 
     Sampled tokens are computed one by one, and those of a score all at once: only this comparison shows
@@ -258,12 +260,16 @@ def decoded_difference(engine: Engine, options: EngineOptions, ids: list[int]) -
 
     Args:
         ids: of two or more tokens, none of them of a picture.
+        tick: called after each step, which is progress.
 
     Returns:
-        The mean difference of the worst completion; infinite if it is not a number.
+        The mean difference of the worst completion; infinite if it is not a number. 0 if the engine takes
+        texts that are too short for this.
     """
     room = options.max_model_tokens - 1  # a score samples a token, too
     most = max(1, min(2 * len(ids), room - DECODED_TOKENS))
+    if room <= most:
+        return 0.0
     turns = [index * len(ids) // NUM_DECODED for index in range(NUM_DECODED)]
     prompts = [((ids[turn:] + ids[:turn]) * 2)[:most] for turn in turns]
     for index, prompt in enumerate(prompts):
@@ -276,6 +282,7 @@ def decoded_difference(engine: Engine, options: EngineOptions, ids: list[int]) -
     done: dict[str, m.Completed] = {}
     while engine.is_busy:
         done |= {each.request_id: each for each in engine.step()}
+        tick()
     completions = [done[f"decoded-{index}"] for index in range(NUM_DECODED)]
     said, sampled = [m.unpack_floats(each.logprobs) for each in completions], []
     for each in completions:

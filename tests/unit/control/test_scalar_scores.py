@@ -3,9 +3,11 @@ costs."""
 
 import asyncio
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.tiny_models import make_scripted_model
@@ -155,6 +157,16 @@ def test_a_teacher_rewards_the_tokens_that_the_policy_sampled(tmp_path: Path) ->
     assert rewards == [[-0.25, 0.5], [], [0.5]]
     assert sample.scores["judge"] == pytest.approx(0.5), "the mean of -0.5, 1 and 1, without the factor"
     assert bench.scorer.weights["judge"] == 0.0
+    bench.subject.group.refuse_scoreless({"judge": 0.0})
+    assert not sample.failed
+    nothing = partial(bench.subject.group.teaches_nothing, {"judge": 0.0}, bench.scorer.shaping)
+    assert not nothing(by="") and nothing(by="judge"), "unless its own score is what groups are filtered by"
+    sample.turns = [msgspec.structs.replace(turn, token_rewards=b"") for turn in sample.turns]
+    assert nothing(by="")
+    bench.subject.group.refuse_scoreless({"judge": 0.0})
+    assert "no reward function has a score for it" in sample.failed
+    sample.turns = [msgspec.structs.replace(turn, token_rewards=m.pack_floats(each) if each else b"")
+                    for turn, each in zip(sample.turns, rewards, strict=True)]  # fmt: skip
     again, mean = rewarded_turns(sample.turns, [-1.0, -2.0, 0.0, -4.0], 2.0)
     assert [list(m.unpack_floats(turn.token_rewards)) for turn in again] == [[-0.25, 0.5], [], [-1.5]]
     assert mean == pytest.approx(-1 / 3)

@@ -62,6 +62,11 @@ class SampleState(msgspec.Struct, kw_only=True):
         return sum(turn.is_sampled for turn in self.turns)
 
     @property
+    def is_taught(self) -> bool:
+        """Whether a teacher has rewarded its tokens."""
+        return any(turn.token_rewards for turn in self.turns)
+
+    @property
     def response(self) -> bytes:
         """Packed ids of all tokens after the prompt."""
         return b"".join(turn.token_ids for turn in self.turns)
@@ -161,8 +166,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         reward."""
         names = [name for name, weight in weights.items() if weight]
         for sample in self.samples:
-            is_taught = any(turn.token_rewards for turn in sample.turns)
-            if not (sample.failed or is_taught) and all(name in sample.unmeasured for name in names):
+            if not (sample.failed or sample.is_taught) and all(name in sample.unmeasured for name in names):
                 sample.fail(f"prompt {self.number}: no reward function has a score for it", is_users=True)
 
     def failure(self) -> SampleState | None:
@@ -170,10 +174,12 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         return next((s for s in self.samples if s.failed), None)
 
     def teaches_nothing(self, weights: dict[str, float], shaping: Shaping, by: str) -> bool:
-        """Whether all rewards are equal, or all scores of `by`, if it is named and each completion has it."""
+        """Whether all rewards are equal and no teacher adds to them; or all scores of `by`, if it is named and
+        each completion has it."""
         known = [s.scores[by] for s in self.samples if by in s.scores and by not in s.unmeasured]
         is_same = len(known) == len(self.samples) and is_flat(known)
-        return is_same or is_flat(self.rewards(weights, shaping))
+        is_taught = any(sample.is_taught for sample in self.samples)
+        return is_same or (is_flat(self.rewards(weights, shaping)) and not is_taught)
 
     def restart_older(self, oldest: int, now: int) -> bool:
         """Restarts completions with tokens of a policy before `oldest`; returns whether there were any."""
