@@ -174,7 +174,7 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         return next((s for s in self.samples if s.failed), None)
 
     def teaches_nothing(self, weights: dict[str, float], shaping: Shaping, by: str) -> bool:
-        """Whether all rewards are equal and no teacher adds to them; or all scores of `by`, if it is named and
+        """Whether all rewards are equal and no teacher adds to them; or all scores of `by`, if named and
         each completion has it."""
         known = [s.scores[by] for s in self.samples if by in s.scores and by not in s.unmeasured]
         is_same = len(known) == len(self.samples) and is_flat(known)
