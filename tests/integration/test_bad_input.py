@@ -60,7 +60,11 @@ def test_tensors_that_the_config_does_not_promise_are_named_before_anything_star
     shutil.copytree(good.folder / "policy", policy)
     config = json.loads((policy / "config.json").read_text())
     layers = config["num_hidden_layers"]
-    (policy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers - 1}))
+    fewer = {"num_hidden_layers": layers - 1}
+    (policy / "config.json").write_text(json.dumps(config | fewer))
+    assert f"of {layers} layers, and num_hidden_layers={layers - 1}" in refused(good, f"model.path={policy}")
+    fewer["layer_types"] = config["layer_types"][:-1]
+    (policy / "config.json").write_text(json.dumps(config | fewer))
     assert f"the weight table does not use: model.layers.{layers - 1}.input_layernorm" in refused(
         good, f"model.path={policy}"
     )

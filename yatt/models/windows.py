@@ -99,7 +99,8 @@ def _listed_kinds(values: Values, num_layers: int) -> list[Any]:
         raise ConfigError(f"model.path: config.json says layer_types={listed!r}; it needs a list of names.")
     if listed and len(listed) != num_layers:
         raise ConfigError(
-            f"model.path: config.json says layer_types of {len(listed)} layers; the model has {num_layers}."
+            f"model.path: config.json says layer_types of {len(listed)} layers, and "
+            f"num_hidden_layers={num_layers}; one of them is wrong."
         )
     return list(listed)
 

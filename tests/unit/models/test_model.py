@@ -88,7 +88,7 @@ def test_what_is_left_out_means_what_transformers_means(tmp_path: Path, kind: st
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types .*, but no window; write sliding_window",
         ),
-        ({"layer_types": ["full_attention"]}, "layer_types of 1 layers; the model has 2"),
+        ({"layer_types": ["full_attention"]}, "layer_types of 1 layers, and num_hidden_layers=2"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types with 'chunked_attention'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
