@@ -5,7 +5,15 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from yatt.core.samples.balance import MIN_SAMPLES, Cost, CostFit, _fill, deal_mini_batch, plan_iteration
+from yatt.core.samples.balance import (
+    MIN_SAMPLES,
+    Cost,
+    CostFit,
+    _fill,
+    _Unit,
+    deal_mini_batch,
+    plan_iteration,
+)
 from yatt.records.message import SampleFact
 
 CAP = 100
@@ -69,6 +77,21 @@ def test_an_optimizer_step_has_whole_prompt_groups_in_order(lengths, dp_size, gr
     ]
     assert [group for step in seen for group in step] == sorted(set(group_of.values()))
     assert all(len(step) == groups_per_step for step in seen[:-1])
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), max_size=60), st.integers(1, 9), COSTS)
+def test_samples_that_are_compared_share_a_micro_batch_side_by_side(lengths, dp_size, cost):
+    facts = facts_of(lengths[: len(lengths) // 2 * 2], per_group=2)
+    tokens = tokens_of(facts)
+    group_of = {fact.sample_id: fact.prompt_group for fact in facts}
+    plan = deal_mini_batch(facts, dp_size=dp_size, cap_tokens=CAP, cost=cost, keeps_groups=True)
+    micros = [micro for rank in plan.micro_batches for micro in rank]
+    assert sorted(n for micro in micros for n in micro) == sorted(tokens)
+    assert all(sum(tokens[n] for n in micro) <= CAP for micro in micros)
+    assert len({len(rank) for rank in plan.micro_batches}) == 1
+    for micro in micros:
+        groups = [group_of[n] for n in micro]
+        assert groups[0::2] == groups[1::2]
 
 
 @settings(deadline=None, max_examples=15)
@@ -163,7 +186,8 @@ def plainly_filled(ordered, num_bins, cost):
 def test_bins_are_filled_as_by_looking_at_all_of_them_for_each_sample(lengths, num_bins, cost):
     tokens = tokens_of(facts_of(lengths))
     ordered = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))
-    found = _fill(ordered, num_bins, CAP, cost)
+    units = [_Unit(length, cost.of(length), (sample_id,)) for sample_id, length in ordered]
+    found = _fill(units, num_bins, CAP)
     expected = plainly_filled(ordered, num_bins, cost)
     assert (None if found is None else [each.samples for each in found]) == expected
 

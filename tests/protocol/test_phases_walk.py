@@ -50,6 +50,9 @@ SAVING = Program(
     num_scorings=0,
     exports=True,
 )
+GIVEN = replace(
+    PROGRAM, save_every=1, validate_every=1, num_scorings=0, exports=True, is_static=True, has_engines=False
+)
 TIMED = replace(SAVING, save_every=0, save_every_s=1.0, exports=False)
 PLAIN = replace(SAVING, exports=False)
 LATEST_S = 2
@@ -57,6 +60,7 @@ LATEST_S = 2
 
 Step = Callable[[RunState, phases.Event, Program], phases.Result]
 NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH, Phase.EXPORT}
+OF_ENGINES = {Phase.PUBLISH, Phase.SYNC, Phase.SCORE}
 TRAINER, ENGINES, JUDGES = "trainer", "engines", "judges"
 
 
@@ -95,6 +99,8 @@ class World:
 
 
 def kind_of(phase: Phase, node: int, program: Program) -> str:
+    if not program.has_engines:
+        return TRAINER
     if program.pools:
         return TRAINER if node in program.trainer_nodes else ENGINES
     if phase in NEEDS_TRAINER:
@@ -174,6 +180,7 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         is_entered = (node, act.seq - 1) in world.done or (program.is_static and act.phase is not Phase.BUILD)
         is_entered |= node in world.new and act.phase is Phase.PUBLISH  # its first work: it takes the weights
         assert is_entered, f"{act.phase} acts before node {node} has entered"
+    assert program.has_engines or act.phase not in OF_ENGINES, f"{act.phase} acts, and nobody is there for it"
     world = changed(world, new=frozenset())
     if world.state.stop:
         after_stop = (*world.acts_after_stop, act.phase)
@@ -514,6 +521,32 @@ def test_no_order_of_losses_breaks_a_run_whose_slabs_stay(lose_left: int, stop_l
     reached = {(world.end.exit_code, world.lost) for world in ends if world.end}
     assert (0, frozenset({1})) in reached, "a run goes on without an engine node"
     assert {code for code, _ in reached} == ({0, 1, 75} if stop_left else {0, 1})
+
+
+@pytest.mark.parametrize(("lose_left", "fail_left", "give_left"), [(1, 0, 0), (0, 2, 1)])
+def test_no_order_of_events_breaks_a_run_without_engines(
+    lose_left: int, fail_left: int, give_left: int
+) -> None:
+    ends = walk(phases.step, GIVEN, lose_left=lose_left, fail_left=fail_left, give_left=give_left)
+    codes = {world.end.exit_code for world in ends if world.end}
+    assert codes == {0, 75} | ({1} if lose_left else set())
+    finished = [world for world in ends if world.end and not world.end.exit_code]
+    assert all(world.validated == (0, 1, 2) for world in finished)
+    assert any(world.taken == (1, 2) for world in finished), "each iteration may be saved"
+
+
+def publishes_all_the_same(state, event, program):
+    return phases.step(state, event, replace(program, has_engines=True))
+
+
+def validates_engines_only(state, event, program):
+    return phases.step(state, event, replace(program, validates=False))
+
+
+@pytest.mark.parametrize("wrong", [publishes_all_the_same, validates_engines_only])
+def test_a_planted_mistake_without_engines_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, GIVEN)
 
 
 def enters_never(state, event, program):

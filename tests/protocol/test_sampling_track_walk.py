@@ -15,6 +15,7 @@ from yatt.core.phases.sampling_track import Track, TrackRules
 TURNS = TrackRules(total_iterations=3)
 ONE = TrackRules(total_iterations=4, ahead=1, max_age=1)
 TWO = TrackRules(total_iterations=5, ahead=2, max_age=2)
+GIVEN = TrackRules(total_iterations=3, has_engines=False)
 HELD_BACK = TrackRules(total_iterations=4, ahead=2, max_age=1)
 VALIDATED = frozenset({0, 2})
 """Policy versions that are validated."""
@@ -71,7 +72,8 @@ def begin_sampling(world: World, batch: int, rules: TrackRules) -> World:
     assert world.doing != VALIDATE, "a batch is begun during a validation"
     assert not world.is_stopped, "a batch is begun after a request to stop"
     assert batch == len(world.batches) + 1, f"batch {batch} out of turn"
-    assert 0 <= batch - 1 - world.version <= rules.max_age, f"batch {batch} by version {world.version}"
+    is_young = 0 <= batch - 1 - world.version <= rules.max_age
+    assert is_young or not rules.has_engines, f"batch {batch} by version {world.version}"
     assert batch <= world.track.wanted + rules.ahead, f"batch {batch} without credit"
     assert batch <= rules.total_iterations, f"batch {batch} is for nobody"
     return replace(world, sampling=batch, sampled_by=world.version)
@@ -89,10 +91,13 @@ def continue_training(world: World, grant: core.Grant, rules: TrackRules) -> Wor
         assert len(world.batches) > world.trained, "a batch is trained on before it is complete"
         batch, version = world.batches[world.trained]
         assert batch == world.trained + 1
-        assert 0 <= world.trained - version <= rules.max_age, "a batch that is too old is trained on"
+        is_young = 0 <= world.trained - version <= rules.max_age
+        assert is_young or not rules.has_engines, "a batch that is too old is trained on"
         return replace(world, doing=TRAIN)
     if waited == PUBLISH:
         assert world.loading < 0, "weights change while engines load them"
+        if not rules.has_engines:  # it was saved
+            return replace(world, doing=ASK)
         return replace(world, doing=PUBLISH, weights_change=True)
     if waited == VALIDATE:
         assert not world.sampling and world.loading < 0, "a validation beside other work"
@@ -116,6 +121,8 @@ def training_moves(world: World, step: Step, rules: TrackRules) -> Iterator[Worl
     }
     if world.doing == TRAIN:
         yield replace(world, trained=world.trained + 1, doing=MAY_PUBLISH)
+        if not rules.has_engines:  # not every iteration is saved
+            yield replace(world, trained=world.trained + 1, doing=ASK)
         if world.again_left and not rules.ahead and not world.is_stopped:
             lacks = replace(world, batches=world.batches[:-1], again_left=0)
             yield replace(lacks, doing=ASK)
@@ -156,6 +163,8 @@ def walk(step: Step, rules: TrackRules, resumed: int = 0) -> list[World]:
     first = World(waits_for="sync", trained=resumed, batches=tuple((i + 1, i) for i in range(resumed)))
     track, _ = step(first.track, core.TrackResumed(resumed), rules)
     begun = step(track, core.VersionPublished(resumed), rules)
+    if not rules.has_engines:
+        first, begun = replace(first, waits_for="", doing=ASK), (track, ())
     todo = [apply(first, begun, rules)]
     seen, ends = set(todo), []
     while todo:
@@ -180,6 +189,22 @@ def test_no_order_of_events_breaks_the_two_tracks(rules: TrackRules) -> None:
     assert any(world.overlapped for world in finished) == bool(rules.ahead), "tracks overlap with credit only"
     ages = {age for world in finished for age in ages_of(world)}
     assert ages == set(range(min(rules.ahead, rules.max_age) + 1))
+
+
+@pytest.mark.parametrize("resumed", [0, 2])
+def test_without_engines_batches_are_there_when_training_asks(resumed: int) -> None:
+    ends = walk(core.step, GIVEN, resumed)
+    finished = [world for world in ends if world.trained == GIVEN.total_iterations]
+    assert finished and not any(world.overlapped or world.version >= 0 for world in ends)
+
+
+def waits_for_weights(track, event, rules):
+    return core.step(track, event, replace(rules, has_engines=True))
+
+
+def test_a_planted_wait_for_weights_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        walk(waits_for_weights, GIVEN)
 
 
 @pytest.mark.parametrize("rules", [TURNS, ONE, TWO])

@@ -25,6 +25,7 @@ from yatt.credentials import redacted_text
 from yatt.errors import CheckpointError, ConfigError
 from yatt.launch.folder.folder import refuse_strangers_run
 from yatt.models.folder import ModelFolder
+from yatt.models.model import with_value_head
 from yatt.obs.story.events import as_event
 from yatt.paths import RunPaths
 
@@ -164,7 +165,10 @@ def model_folder(source: Source, folder: Path | None, family: Path | None) -> Mo
         section = replace(section, family=str(family.absolute()))
     elif section.family and source.paths is not None:  # its file is run
         refuse_strangers_run(source.paths)
-    return ModelFolder(path=Path(section.path), model=model_of_run(section))
+    model = model_of_run(section)
+    if source.config is not None and source.config.run.kind == "reward_model":
+        model = with_value_head(model)
+    return ModelFolder(path=Path(section.path), model=model)
 
 
 def ages_s(source: Source) -> dict[Commit, float]:

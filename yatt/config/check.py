@@ -35,24 +35,23 @@ SOCKET_PATH = 107
 """Maximum bytes of a socket's path on Linux."""
 
 GENRM_SETS = "placement.genrm_gpu_sets"
+VALIDATED = ("val-core/", "val-aux/", "val/")
+"""Begins of the keys of a validation's metrics."""
 
 
 def broken_relations(config: RunConfig) -> list[Fault]:
     """Returns every broken rule between sections, with the key that is best changed."""
     if faults := [*_nodes(config)]:
         return faults  # sizes cannot be checked before the nodes are divided
+    of_sampling = (_placement, _split, _rewards, _rehearsal, engine_faults) if not config.is_given else ()
     return [
         *_sockets(config),
         *_layout(config),
-        *_placement(config),
-        *_split(config),
-        *_rewards(config),
+        *(fault for faults in of_sampling for fault in faults(config)),
         *_batches(config),
         *learning_faults(config),
         *_modes(config),
         *_profile(config),
-        *_rehearsal(config),
-        *engine_faults(config),
     ]
 
 
@@ -261,7 +260,7 @@ def _batches(config: RunConfig) -> Iterator[Fault]:
         )
     yield from _ahead(config)
     yield from _oversampling(config)
-    estimator = config.algorithm.adv_estimator if not config.algorithm.path else ""
+    estimator = config.algorithm.adv_estimator if not (config.algorithm.path or config.is_given) else ""
     if config.rollout.n < 2 and estimator in GROUP_BASELINES:
         yield (
             "rollout.n",
@@ -322,14 +321,16 @@ def _modes(config: RunConfig) -> Iterator[Fault]:
             "equals checkpoint.url; a new run needs its own store: change one of them.",
         )
     metric = config.checkpoint.best_metric
-    if metric.startswith(("val-core/", "val-aux/")) and not config.validation.reward:
+    lacking, cure = "validation.reward", "write the name of a reward"
+    if config.is_given:
+        lacking, cure = "data.val_files", "write at least one file"
+    if metric.startswith(VALIDATED) and not config.validates:
         yield (
             "checkpoint.best_metric",
-            f"{metric} is a metric of validation, but validation.reward is empty; write the name of a "
-            "reward, or another metric.",
+            f"{metric} is a metric of validation, but {lacking} is empty; {cure}, or another metric.",
         )
-    if config.validation.every and not config.validation.reward:
-        yield "validation.reward", "is empty, but validation.every is set; write the name of a reward."
+    if config.validation.every and not config.validates:
+        yield lacking, f"is empty, but validation.every is set; {cure}."
     if (url := config.logging.webhook_url) and not re.fullmatch(r"https?://[^/\s]+\S*", url):
         yield "logging.webhook_url", "is not a URL; write one that begins with https:// or http://."
     if config.launch.device == "cpu" and config.model.spec == "te":

@@ -1,7 +1,8 @@
-"""Rules and notes about how a run learns: the algorithm, the optimizers, the critic. Pure."""
+"""Rules and notes about how a run learns: algorithm, optimizers, critic, given completions. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GAE, SEQUENCE_LOSSES, AlgorithmSection
@@ -34,6 +35,7 @@ def learning_faults(config: RunConfig) -> Iterator[Fault]:
                 f"decay; write {each.lr:g} or less.",
             )
     yield from _critic(config)
+    yield from _given(config)
 
 
 def _adaptive_kl(config: RunConfig) -> Iterator[Fault]:
@@ -81,6 +83,77 @@ def _changed_keys(config: RunConfig) -> Iterator[str]:
     for name in ("lam", "whiten") if not config.algorithm.path else ():
         if getattr(config.algorithm, name) != getattr(plain, name):
             yield f"algorithm.{name}"
+
+
+_USED = {
+    "rollout": {"n", "max_response_tokens"},
+    "algorithm": {"loss_agg_mode", "loss_scale_factor"},
+    "placement": set(),
+    "validation": {"every", "max_prompts"},
+    "environment": set(),
+    "sync": set(),
+}
+"""Keys with an effect, of sections that are about sampling and scoring."""
+
+
+def _given(config: RunConfig) -> Iterator[Fault]:
+    """Yields keys that such a run does not have, and sizes that do not fit; `preference` of other runs."""
+    kind = config.run.kind
+    has_no_effect = f"has no effect with run.kind: {kind}; remove it."
+    for name, used in _unused(config).items():
+        for key in _changed(getattr(config, name)):
+            if key not in used:
+                yield f"{name}.{key}", has_no_effect
+    if config.is_given:
+        yield from _values(config, has_no_effect)
+        yield from _pairs(config)
+
+
+def _values(config: RunConfig, has_no_effect: str) -> Iterator[Fault]:
+    """Yields values that such a run cannot have."""
+    kind, data, trainer = config.run.kind, config.data, config.trainer
+    renders = data.apply_chat_template or kind != "reward_model"
+    for is_right, key, says in (
+        (not config.rewards, "rewards", has_no_effect),
+        (not config.genrms, "genrms", has_no_effect),
+        (renders, "data.apply_chat_template", "engines show a reward model conversations; remove it."),
+        (not data.media_root, "data.media_root", f"run.kind: {kind} has no pictures yet; remove it."),
+        (config.model.trainer == "megatron", "model.trainer", f"no run.kind: {kind} without megatron."),
+        (trainer.ppo_epochs == 1, "trainer.ppo_epochs", "each iteration has its own rows; write 1."),
+        (not trainer.router_replay, "trainer.router_replay", "no engine has chosen experts; write false."),
+    ):  # fmt: skip
+        if not is_right:
+            yield key, says
+
+
+def _unused(config: RunConfig) -> dict[str, set[str]]:
+    """The sections of which only these keys have an effect."""
+    of_dpo, of_model = {"beta", "label_smoothing", "sft_coef"}, {"center_coef"}
+    own = {"dpo": of_dpo, "reward_model": of_model}.get(config.run.kind, set())
+    if not config.is_given:
+        return {"preference": own}
+    used = _USED | {"preference": own}
+    if config.has_pairs:  # means over pairs
+        used |= {"algorithm": set()}
+    return used
+
+
+def _changed(section: Any) -> Iterator[str]:
+    plain = type(section)()
+    for each in fields(section):
+        if getattr(section, each.name) != getattr(plain, each.name):
+            yield each.name
+
+
+def _pairs(config: RunConfig) -> Iterator[Fault]:
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    cap = config.trainer.max_tokens_per_micro_batch
+    if config.has_pairs and longest <= cap < 2 * longest:
+        yield (
+            "trainer.max_tokens_per_micro_batch",
+            f"{cap} cannot hold the longest pair of {2 * longest} tokens (twice data.max_prompt_tokens + "
+            f"rollout.max_response_tokens); write {2 * longest} or more.",
+        )
 
 
 def learning_doubts(config: RunConfig) -> Iterator[Doubt]:

@@ -17,6 +17,12 @@ from yatt.config.sections.algorithm import (
 )
 from yatt.config.sections.critic import CriticSection as CriticSection
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
+from yatt.config.sections.given import (
+    FORMS,
+    GROUP_SIZES,
+    PreferenceSection as PreferenceSection,
+    RowForm,
+)
 from yatt.config.sections.judges import VerdictSection as VerdictSection
 from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
 from yatt.config.sections.operation import (
@@ -61,7 +67,8 @@ class DataSection:
     `hf:REPOSITORY[@REVISION][:CONFIG]:SPLIT`, fetched when the run is started."""
 
     val_files: tuple[Annotated[str, FILE], ...] = ()
-    """Held-out prompts, scored by `validation`; written like train_files."""
+    """Held-out prompts, scored by `validation`; written like train_files. Where completions are given, their
+    loss is measured."""
 
     weights: dict[str, Annotated[float, range_between(0, 1000)]] = field(default_factory=dict)
     """Weight of an entry of train_files; 1 if not written. With 2, a data epoch has each of its rows twice;
@@ -76,6 +83,11 @@ class DataSection:
 
     prompt_key: Annotated[str, LINE] = "prompt"
     """Column of the prompt: text, or a list of chat messages."""
+
+    form: RowForm = "prompts"
+    """What rows have beside the prompt; filled in by run.kind. completions: `completion`, or `messages` of
+    which every turn of the assistant is trained on. pairs: `chosen` and `rejected`, with the prompt in its
+    column or at the beginning of both."""
 
     ground_truth_key: Annotated[str, LINE] = "reward_model.ground_truth"
     """Column of the reference answer, of any type; dots select keys of nested objects. Empty: there is none.
@@ -318,6 +330,7 @@ class RunConfig:
     placement: PlacementSection = field(default_factory=PlacementSection)
     algorithm: AlgorithmSection = field(default_factory=AlgorithmSection)
     critic: CriticSection = field(default_factory=CriticSection)
+    preference: PreferenceSection = field(default_factory=PreferenceSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     validation: ValidationSection = field(default_factory=ValidationSection)
     lease: LeaseSection = field(default_factory=LeaseSection)
@@ -326,6 +339,39 @@ class RunConfig:
     profile: ProfileSection = field(default_factory=ProfileSection)
     media: MediaSection = field(default_factory=MediaSection)
     vision: VisionSection = field(default_factory=VisionSection)
+
+    def __post_init__(self) -> None:
+        """Fills in what the kind of run decides, whoever reads it."""
+        form = FORMS[self.run.kind]
+        rule(self.data.form in ("prompts", form), "data.form is filled in by run.kind; remove it.")
+        if (size := GROUP_SIZES.get(form)) is None:
+            return
+        rule(
+            self.rollout.n in (size, RolloutSection.__dataclass_fields__["n"].default),
+            f"rollout.n is {self.rollout.n}, but a row has {size} with run.kind: {self.run.kind}; remove it.",
+        )
+        object.__setattr__(self, "data", replace(self.data, form=form))
+        object.__setattr__(self, "rollout", replace(self.rollout, n=size))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether completions are given, and nothing is sampled."""
+        return self.data.form != "prompts"
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether completions are compared by pairs."""
+        return self.data.form == "pairs"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the trainer has a frozen reference model, unless an algorithm of the user's needs one."""
+        return self.algorithm.kl_in != "none" or self.run.kind == "dpo"
+
+    @property
+    def validates(self) -> bool:
+        """Whether held-out rows are scored, or given ones measured."""
+        return bool(self.data.val_files if self.is_given else self.validation.reward)
 
     @property
     def has_critic(self) -> bool:

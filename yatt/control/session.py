@@ -45,6 +45,7 @@ from yatt.control.membership.rendezvous import meet_peers
 from yatt.control.node import Node
 from yatt.control.peer_messages import Handle, PeerMessages
 from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
+from yatt.control.rollouts.given import GivenGroups, HeldOutGroups
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.kept import KeptGroups
 from yatt.control.rollouts.groups.prompt_source import PromptSource
@@ -258,17 +259,22 @@ def _trainer_node(
     judge.show_with(parts.prepared.opened_files)
     scorer = Scorer(config, judge, parts.rewards.call)
     shard = DataShard(config, rows, tokenizer)
+    training = NodeTraining(node, parts.workers, parts.peers, parts.uploads, parts.pictures)
+    stores = Stores(config, node.paths.root, sayer, parts.progress.done)
+    held_out = None
+    if config.validates:
+        held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
+    if config.is_given:
+        given = GivenGroups(node, shard, HeldOutGroups(node, held_out, tokenizer))
+        return TrainerNode(node, given, None, training, judge, stores)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
     kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_sampled_with(node))
     source = PromptSource(shard, kept)
     recorder = RolloutRecorder(node, scorer, tokenizer, events, writers)
     sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, recorder)
     validator = None
-    if config.validation.reward:
-        held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
+    if held_out is not None:
         validator = Validator(node, held_out, scorer, episodes(validation_sampling(config)))
-    training = NodeTraining(node, parts.workers, parts.peers, parts.uploads, parts.pictures)
-    stores = Stores(config, node.paths.root, sayer, parts.progress.done)
     return TrainerNode(node, sampler, validator, training, judge, stores)
 
 

@@ -16,6 +16,7 @@ from yatt.checkpoint.commit.run_store import Stores
 from yatt.checkpoint.local.local_store import LocalStore
 from yatt.checkpoint.local.local_tier import LocalTier
 from yatt.control.node import Node
+from yatt.control.rollouts.given import GivenGroups
 from yatt.control.rollouts.groups.carried import frozen_state, read_state, write_state
 from yatt.control.rollouts.groups.groups import NodeState
 from yatt.control.rollouts.sampling import Sampler
@@ -34,13 +35,13 @@ class TrainerNode:
     """Carries out a trainer node's orders.
 
     Args:
-        sampler: this node's prompt groups.
+        sampler: this node's prompt groups, sampled or given.
         validator: this node's held-out prompts, or None.
         stores: the checkpoint stores with this node's part.
     """
 
     def __init__(
-        self, node: Node, sampler: Sampler, validator: Validator | None, training: NodeTraining,
+        self, node: Node, sampler: Sampler | GivenGroups, validator: Validator | None, training: NodeTraining,
         judge: Judge, stores: Stores,
     ) -> None:  # fmt: skip
         self._stores, self._local = stores, LocalStore(partial(LocalTier.of, node.config))
@@ -52,7 +53,8 @@ class TrainerNode:
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
             c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
             c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
-            c.ValidateOrder: self._validate, c.TrainOrder: self._train, c.SampleTransfer: training.receive,
+            c.ValidateOrder: self._validate, c.OpenHeldOut: self._open_held_out,
+            c.TrainOrder: self._train, c.SampleTransfer: training.receive,
             c.CommitNotice: self._commit, c.SnapshotOrder: self._take_snapshot, c.UploadOrder: self._upload,
             c.ExportOrder: training.export,
         }  # fmt: skip
@@ -78,7 +80,7 @@ class TrainerNode:
             self._sampler.restore(state)
         if not restored.fault:
             kind = "origin/" if order.is_origin else ""
-            self._sampler.kept.restored = f"{kind}{order.weights}"
+            self._sampler.restored(f"{kind}{order.weights}")
         return restored
 
     def _read_state(self, order: c.RestoreTrainer) -> NodeState:
@@ -115,8 +117,14 @@ class TrainerNode:
                 acting.cancel()
         return m.Done()
 
+    async def _open_held_out(self, _: c.OpenHeldOut) -> m.Message:
+        assert isinstance(self._sampler, GivenGroups), "only asked for where completions are given"
+        return await self._sampler.held_out.opened()
+
     async def _train(self, order: c.TrainOrder) -> m.Message:
         numbers = {fact.prompt_group for fact in order.facts}
+        if order.is_held_out and isinstance(self._sampler, GivenGroups):
+            return await self.training.train(order, self._sampler.held_out.groups_of(numbers))
         answer = await self.training.train(order, self._sampler.groups_of(numbers))
         if not isinstance(answer, c.TrainedNode):
             return answer
@@ -131,7 +139,7 @@ class TrainerNode:
     async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:
         """Takes the state of ranks and prompt groups after an iteration; can be repeated."""
         self._frozen = order.iteration, frozen_state(self._sampler.state())
-        self._sampler.kept.saved(order.iteration)
+        self._sampler.saved(order.iteration)
         return await self.training.take_snapshot(order)
 
     async def _upload(self, order: c.UploadOrder) -> m.Message:

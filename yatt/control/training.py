@@ -86,7 +86,7 @@ class NodeTraining:
     async def train(self, order: c.TrainOrder, groups: list[PromptGroup]) -> m.Message:
         """Sends every sample to the node that trains on it, then updates. Where optimizers live in the host
         copies, no upload may read their state any more."""
-        if self._node.config.trainer.offload_optimizer:
+        if self._node.config.trainer.offload_optimizer and not order.is_held_out:
             await self._uploads.detach(order.iteration, (STATE,))
         mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
         wanted = self._wanted(order)
@@ -208,7 +208,10 @@ def orders_of_rank(
     portions, and the last portion with Train."""
     *before, last = sample_portions(rollouts) or [()]
     transfers = [c.SampleTransfer(iteration=order.iteration, rollouts=portion) for portion in before]
-    return transfers, m.Train(iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last)
+    return transfers, m.Train(
+        iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last,
+        is_held_out=order.is_held_out,
+    )  # fmt: skip
 
 
 def sample_portions(

@@ -76,12 +76,17 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys of config.json for the dtype of the weights; the second is older, and read by all versions."""
 
 
-def exported_config(data: bytes, dtype: str) -> bytes:
+PLAIN_CLASS, SCORED_CLASS = "ForCausalLM", "ForSequenceClassification"
+"""Ends of the names of transformers' classes, with an output layer and with a value head."""
+
+
+def exported_config(data: bytes, dtype: str, *, has_score: bool = False) -> bytes:
     """config.json of a trained policy, from its first model's: not quantised, without layers that predict
     further tokens, with the dtype of the weights. Unchanged if that was so already.
 
     Args:
         dtype: as `bfloat16`.
+        has_score: as that of a reward model with one label, by the classes of transformers.
     """
     values = json.loads(data)
     kept = {key: value for key, value in values.items() if key != KEY}
@@ -89,4 +94,8 @@ def exported_config(data: bytes, dtype: str) -> bytes:
         kept[key] = dtype
     if kept.get("num_nextn_predict_layers"):
         kept["num_nextn_predict_layers"] = 0
+    if has_score:
+        names = [str(name) for name in kept.get("architectures") or ()]
+        kept["architectures"] = [name.replace(PLAIN_CLASS, SCORED_CLASS) for name in names]
+        kept["num_labels"], kept["id2label"], kept["label2id"] = 1, {"0": "score"}, {"score": 0}
     return data if kept == values else json.dumps(kept, indent=2).encode()

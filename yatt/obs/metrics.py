@@ -120,7 +120,7 @@ def read_metric_rows(path: Path) -> list[dict[str, Any]]:
     return read_records(path, of_iteration, may_lack=False)[0]
 
 
-VALIDATIONS = ("val-core/", "val-aux/")
+VALIDATIONS = ("val-core/", "val-aux/", "val/")
 
 
 def validation_of(rows: Iterable[Record], iteration: int) -> Record:

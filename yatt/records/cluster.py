@@ -133,13 +133,15 @@ class TrainedNode(Message, frozen=True, kw_only=True):
 class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):
     """Order for one iteration's update on every node.
 
-    `dp_lead_ranks`: for each dp_rank the global rank that receives its samples.
+    `dp_lead_ranks`: for each dp_rank the global rank that receives its samples. `is_held_out`: only measure
+    the loss of held-out completions.
     """
 
     iteration: int
     facts: tuple[SampleFact, ...]
     plan: tuple[MiniBatchPlan, ...]
     dp_lead_ranks: tuple[int, ...]
+    is_held_out: bool = False
 
 
 class SampleTransfer(Order[Done], frozen=True, kw_only=True):
@@ -285,6 +287,10 @@ class ValidateOrder(Order[ValidatedNode], frozen=True, kw_only=True):
     """Order to sample and score this node's data shard of the held-out prompts."""
 
     iteration: int
+
+
+class OpenHeldOut(Order[Advanced], frozen=True, kw_only=True):
+    """Order to open this node's data shard of the held-out rows, whose completions are given."""
 
 
 class EventLines(Message, frozen=True, kw_only=True):

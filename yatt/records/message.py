@@ -357,15 +357,15 @@ class Trained(Message, frozen=True, kw_only=True):
 
 
 class Train(Order[Trained], frozen=True, kw_only=True):
-    """Order for one iteration's update. Only the first rank of each dp_rank's model-parallel group gets
-    `rollouts`: those that no SampleTransfer has brought."""
+    """Order for one iteration's update; `is_held_out`: only to measure the loss. The first rank of each
+    dp_rank's model-parallel group gets `rollouts`: those that no SampleTransfer has brought."""
 
     under_lease: ClassVar[bool] = True
-
     iteration: int
     facts: tuple[SampleFact, ...]
     plan: tuple[MiniBatchPlan, ...]
     rollouts: tuple[Rollout, ...] = ()
+    is_held_out: bool = False
 
 
 class Published(Message, frozen=True, kw_only=True):

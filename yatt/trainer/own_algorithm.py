@@ -33,7 +33,7 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     """
     section = config.algorithm
     made: Algorithm = OwnAlgorithm(section) if section.path else ConfiguredAlgorithm(section)
-    if made.needs.group_baseline and config.rollout.n < 2:
+    if made.needs.group_baseline and config.rollout.n < 2 and not config.is_given:
         raise ConfigError("rollout.n: the algorithm compares completions of one prompt; write 2 or more.")
     return made
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from yatt.adapters.files.patience import with_retries
-from yatt.adapters.inputs.model_family import critic_of_run, model_of_run
+from yatt.adapters.inputs.model_family import critic_of_run, trained_model
 from yatt.adapters.net.curve import CurveKeys
 from yatt.adapters.node_local.host_segment import plan_path
 from yatt.adapters.node_local.prepared_media import noise_picture, open_prepared
-from yatt.checkpoint.commit.manifest_format import Manifest
+from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS, Manifest
 from yatt.checkpoint.convert.hf_folder import copy_side_files
 from yatt.checkpoint.local.local_first import Ranges
 from yatt.checkpoint.store.store import Store
@@ -56,6 +56,7 @@ from yatt.trainer.state.snapshot import (
     snapshot_common,
 )
 from yatt.trainer.update.critic import critic_config
+from yatt.trainer.update.given import measure_given, train_given
 from yatt.trainer.update.objective import KlCoefficient
 from yatt.trainer.update.profile import profiler_of
 from yatt.trainer.update.update import Learner, sequence_cut, train_iteration
@@ -126,7 +127,7 @@ class TrainerRank:
         self._source = CheckpointSource(config, store, tick=tick, say=say)
         self._meeting, self._rounding = Meeting(config, device), MeasuredRounding()
         self._built: _Built | None = None
-        self._trained: tuple[int, m.Message] | None = None
+        self._trained: dict[bool, tuple[int, m.Message]] = {}
         self._arrived = ArrivedSamples()
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
             m.OpenStore: self._open_store,
@@ -174,14 +175,15 @@ class TrainerRank:
         config = self._config
         limit_s = config.launch.phase_timeout_s
         model = with_retries(
-            partial(model_of_run, config.model), limit_s=limit_s, on_failure=lambda _: self._tick()
+            partial(trained_model, config), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
         check_layout(model.shape, config.trainer, dist.get_world_size())
         algorithm = algorithm_of(config)
-        source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick)
+        zeros = (SCORE,) if model.has_value_head else ()
+        source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick, zeros=zeros)
         policy = build_policy(config, model, self._device, source, self._tick)
         reference: list[nn.Module] = []
-        if config.algorithm.kl_in != "none" or algorithm.needs.reference:
+        if config.has_reference or algorithm.needs.reference:
             reference = build_reference(config, model, self._device, source, self._tick)
         profiler = profiler_of(
             config, policy.models, self._device, attempt=order.attempt, scratch=Path(order.stem).parent
@@ -204,7 +206,7 @@ class TrainerRank:
             for each in (policy, critic) if critic else (policy,):
                 step_in_parts(each.optimizer, host.visited)
         self._built = _Built(learner, host, Weights(config, policy, host, Path(order.stem)), plan)
-        self._trained = None
+        self._trained = {}
         return m.Built(host_bytes=host.host_bytes)
 
     def _built_critic(self) -> Policy | None:
@@ -217,7 +219,7 @@ class TrainerRank:
         if model is None:
             return None
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick, zeros=(SCORE,))
-        return build_policy(config, model, self._device, source, self._tick)
+        return build_policy(config, model, self._device, source, self._tick, CRITIC_KEYS)
 
     def _restore(self, order: m.Restore) -> m.Message:
         """Restores a checkpoint; see `CheckpointSource.restored`."""
@@ -264,15 +266,22 @@ class TrainerRank:
         return m.PicturesSeen(missing=tuple(missing))
 
     def _train(self, order: m.Train) -> m.Message:
-        """Trains once per iteration. A repeated order gets the same answer without training again."""
-        if self._trained is None or self._trained[0] != order.iteration:
-            order = self._arrived.completed(order)
+        """Trains once per iteration, or measures. A repeated order gets the same answer without training
+        again."""
+        answered = self._trained.get(order.is_held_out)
+        if answered is not None and answered[0] == order.iteration:
+            return answered[1]
+        order = self._arrived.completed(order)
+        if order.is_held_out:
+            answer = measure_given(self._ready.learner, order, self._tick)
+        else:
             learner = self._ready.learner
             with learner.profiler.of_iteration(order.iteration):
-                answer = train_iteration(learner, order, self._tick)
+                train = train_given if self._config.is_given else train_iteration
+                answer = train(learner, order, self._tick)
             self._ready.host.changed(order.iteration)
-            self._trained = (order.iteration, answer)
-        return self._trained[1]
+        self._trained[order.is_held_out] = order.iteration, answer
+        return answer
 
     def _publish(self, order: m.Publish) -> m.Message:
         built, learner = self._ready, self._ready.learner
@@ -321,7 +330,8 @@ class TrainerRank:
         export_hf(self._policy, Path(order.folder), self._tick, writes=is_writer)
         if is_writer:
             model = self._config.model
-            copy_side_files(Path(model.path), Path(order.folder), model.dtype)
+            has_score = self._config.run.kind == "reward_model"
+            copy_side_files(Path(model.path), Path(order.folder), model.dtype, has_score=has_score)
         return m.Done()
 
 

@@ -40,6 +40,7 @@ from yatt.config.schema import (
     DataSection,
     ModelSection,
     OptimizerSection,
+    PreferenceSection,
     RejectionSection,
     RolloutSection,
     RunConfig,
@@ -47,6 +48,7 @@ from yatt.config.schema import (
     TrainerSection,
     VisionSection,
 )
+from yatt.config.sections.given import FORMS, GROUP_SIZES
 from yatt.control.gpus.weights.publications import sum_of_boxes, sum_of_parts
 from yatt.errors import ConfigError
 from yatt.forecast.memory.fetching import slice_sizes
@@ -76,19 +78,24 @@ def make_config(
     vision: dict | None = None,
     pictures: str = "",
     critic: dict | None = None,
+    kind: str = "rl",
+    preference: dict | None = None,
     **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
     return RunConfig(
-        run=RunSection(dir="unused"),
+        run=RunSection(dir="unused", kind=kind),
         data=DataSection(train_files=("unused",), media_store=pictures),
         model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
-        rollout=RolloutSection(n=N, max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS),
+        rollout=RolloutSection(
+            n=GROUP_SIZES.get(FORMS[kind], N), max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS
+        ),
         vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
         critic=critic_of(critic or {}),
+        preference=PreferenceSection(**(preference or {})),
     )
 
 
@@ -229,7 +236,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     settings = job.get("optimizer", {})
     config = make_config(
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
-        pictures=job.get("pictures", ""), critic=job.get("critic"), **settings,
+        pictures=job.get("pictures", ""), critic=job.get("critic"), kind=job.get("kind", "rl"),
+        preference=job.get("preference"), **settings,
     )  # fmt: skip
     if job.get("is_fork"):
         origin = replace(config.run.from_checkpoint, url="another run")
@@ -332,6 +340,10 @@ class Place(NamedTuple):
 
 def order_at(at: Place, iteration: int) -> m.Train:
     """The order to train on an iteration's samples; their pictures are seen."""
+    if at.config.is_given:
+        from tests.integration.trainer.given import given_order
+
+        return given_order(at.config.run.kind, iteration, keeps_groups=at.config.has_pairs)
     num_steps = 4 // at.config.trainer.mini_batch_size
     order = train_order(
         iteration, num_steps, at.masked, has_observations=at.has_observations, pictures=at.pictures
@@ -339,6 +351,14 @@ def order_at(at: Place, iteration: int) -> m.Train:
     if at.pictures:
         see_pictures(at.worker, order, Path(at.pictures))
     return order
+
+
+def held_out_order(at: Place, iteration: int) -> m.Train:
+    """The order to measure an iteration's samples, all at once."""
+    from tests.integration.trainer.given import given_order
+
+    kind, has_pairs = at.config.run.kind, at.config.has_pairs
+    return given_order(kind, iteration, keeps_groups=has_pairs, num_steps=1, is_held_out=True)
 
 
 def act(at: Place, action: str, argument: Any, notes: dict) -> None:
@@ -374,6 +394,7 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
 
     actions = {
         "train": train,
+        "held_out": lambda: notes.update(held_out=worker.handle(held_out_order(at, argument)).metrics),
         "streams": lambda: notes.update(streams=len(calls)),
         "products": lambda: notes.update(products=len(products)),
         "together": lambda: notes.update(together=together(worker._policy)),

@@ -17,7 +17,7 @@ def sampled_logprobs(worker: Any, order: m.Train) -> list[float]:
     rollouts = update.share_rollouts(order.rollouts, learner.policy.device)
     for features in learner.pictures:
         update._share_pictures(features, order.iteration, rollouts)
-    micros = list(itertools.chain(*update._mini_batches(learner, order, rollouts)))
+    micros = list(itertools.chain(*update.mini_batches(learner, order, rollouts)))
     reader = reader_of(learner.policy, learner.config.rollout.temperature)
     got = completion_logprobs(learner.policy.chunks, micros, reader, lambda: None, learner.routes.old)
     flat = torch.zeros(sum(fact.num_completion_tokens for fact in order.facts))
@@ -33,6 +33,6 @@ def sampled_values(worker: Any, order: m.Train) -> list[float]:
     """The critic's values of the same tokens. Collective."""
     learner = worker._ready.learner
     rollouts = update.share_rollouts(order.rollouts, learner.policy.device)
-    steps = update._mini_batches(learner, order, rollouts)
+    steps = update.mini_batches(learner, order, rollouts)
     found: list[float] = critic.token_values(learner.critic, steps, order.facts, lambda: None).tolist()
     return found

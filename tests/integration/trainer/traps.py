@@ -1,7 +1,8 @@
-"""Mistakes about pictures and critics that trainers have made, to be planted in a rank."""
+"""Mistakes about pictures, critics and given completions that trainers have made, to be planted in a rank."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,8 @@ from tests.integration.trainer.pictured import PAD
 def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
-        mistakes = _critic_mistakes if name.startswith("critic-") else _mistakes
+        kind = name.partition("-")[0]
+        mistakes = {"critic": _critic_mistakes, "given": _given_mistakes}.get(kind, _mistakes)
         for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
@@ -125,4 +127,34 @@ def _critic_mistakes(name: str) -> list[tuple[str, Any]]:
         "critic-head-summed-over-ranks": [("yatt.trainer.forward.passes.ValueHead", NoHead)],
         "critic-whitened-by-one-rank": [("yatt.algo.advantage._whitened", of_one_rank)],
         "critic-reward-at-another-token": [("yatt.algo.advantage._paid", before_the_last)],
+    }[name]
+
+
+def _given_mistakes(name: str) -> list[tuple[str, Any]]:
+    from yatt.algo import given as algo, loss
+    from yatt.core.samples import balance
+    from yatt.trainer.forward import passes
+    from yatt.trainer.update import critic
+
+    right_dpo, right_plan = algo.dpo_losses, balance.plan_iteration
+
+    def apart(*given: Any, **named: Any) -> Any:
+        return right_plan(*given, **{**named, "keeps_groups": False})
+
+    def of_itself(view: Any, section: Any) -> Any:
+        return right_dpo(replace(view, reference_T=view.old_T), section)
+
+    def before(micro: Any, given: Any) -> Any:
+        """Of the hidden state one token earlier."""
+        return critic.row_values(micro, passes.HeadInput(given.hidden_RH.roll(1, 0), given.weight_VH))
+
+    def of_tokens(_: str, *rest: Any) -> Any:
+        return loss.token_weights("token-mean", *rest)
+
+    return {
+        "given-mean-over-tokens": [("yatt.trainer.update.update.token_weights", of_tokens)],
+        "given-reference-is-the-policy": [("yatt.trainer.update.given.dpo_losses", of_itself)],
+        "given-score-of-another-text": [("yatt.trainer.update.given.row_values", before)],
+        "given-sums-of-one-rank": [("yatt.trainer.update.given.sum_over_context_parallel", lambda x: x)],
+        "given-pairs-apart": [("tests.integration.trainer.given.plan_iteration", apart)],
     }[name]

@@ -3,6 +3,7 @@
 verl's columns are read unchanged; other names come from the config. Values keep the types of the file.
 """
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from yatt.adapters.inputs.data_file import data_lines, opened_data
 from yatt.adapters.inputs.media import media_of
 from yatt.adapters.inputs.parquet_rows import column_names, parquet_rows
 from yatt.config.schema import DataSection, RunConfig
+from yatt.config.sections.given import RowForm
 from yatt.errors import ConfigError
 from yatt.plain_files import MAX_DEPTH, encoding_fault, is_deeper
 from yatt.printable import value_in_words
@@ -31,6 +33,9 @@ class Row:
     data_source: str
     raw: dict[str, Any]
     media: tuple[MediaRef, ...] = ()
+    given: tuple[str | list[dict[str, Any]], ...] = ()
+    """Where rows have completions: what follows the prompt, text or messages; of a pair the preferred one
+    first."""
 
 
 def truth_text(value: Any) -> str:
@@ -60,6 +65,7 @@ def config_columns(data: DataSection) -> frozenset[str]:
     """Returns the columns at the top that the config names, and verl's `extra_info`."""
     keys = [data.prompt_key, data.ground_truth_key, data.data_source_key]
     keys += [data.image_key, data.video_key] if data.media_store else []
+    keys += GIVEN_COLUMNS[data.form]
     return frozenset(key.split(".", 1)[0] for key in keys if key) | {"extra_info"}
 
 
@@ -146,6 +152,9 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
     prompt = _descend(raw, data.prompt_key)
     if isinstance(prompt, list):
         prompt = without_nulls(prompt)
+    given: tuple[Any, ...] = ()
+    if data.form != "prompts":
+        prompt, given = _with_given(prompt, raw, place, data)
     media = _media_in(raw, place, data)
     if data.media_store:
         prompt = with_picture_marks(prompt, has_videos=data.video_key in raw)
@@ -171,7 +180,85 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
         data_source=origin,
         raw=raw,
         media=media,
+        given=given,
     )
+
+
+ASSISTANT = "assistant"
+"""Role of the model's own messages."""
+
+
+def _with_given(
+    prompt: Any, raw: dict[str, Any], place: str, data: DataSection
+) -> tuple[Any, tuple[str | list[dict[str, Any]], ...]]:
+    """Returns the prompt of a row with completions, and what follows it.
+
+    A conversation ends with a message of the assistant. One that begins with another message has its prompt
+    in itself, and a prompt column is not read.
+
+    Raises:
+        ConfigError: the row has another form.
+    """
+    names = GIVEN_COLUMNS[data.form]
+    if data.form == "completions":  # either of them
+        names = names[:1] if raw.get(names[0]) is not None else names[1:]
+    found: list[Any] = [
+        without_nulls(each) if isinstance(each := raw.get(name), list) else each for name in names
+    ]
+    if all(map(_is_conversation, found)):
+        prompt, found = _without_prompt(found)
+    for each in found:
+        _refuse_surrogates(truth_text(each), "completion", place)
+    is_text = isinstance(prompt, str) and all(isinstance(each, str) and each for each in found)
+    is_chat = _is_chat(prompt) and all(map(_is_answered, found))
+    if not prompt or not (is_text or is_chat):
+        raise ConfigError(
+            f"{place} needs {_FORMS[data.form].format(prompt=data.prompt_key)}. The row: "
+            f"{value_in_words(raw)}. Correct the row, or make such columns of others with data.map."
+        )
+    if len(found) > 1 and found[0] == found[1]:
+        raise ConfigError(
+            f"{place}: chosen and rejected are the same, so there is nothing to learn; remove it."
+        )
+    return prompt, tuple(found)
+
+
+GIVEN_COLUMNS: dict[RowForm, list[str]] = {
+    "prompts": [], "completions": ["completion", "messages"], "pairs": ["chosen", "rejected"],
+}  # fmt: skip
+"""Columns at the top of rows with completions."""
+
+_FORMS = {
+    "completions": "'{prompt}' and 'completion', both text; or '{prompt}' as messages and 'completion' as "
+    "text or messages; or 'messages'; messages end with one of the assistant",
+    "pairs": "'{prompt}', 'chosen' and 'rejected', all text; or '{prompt}' as messages and the others as "
+    "text or messages; or 'chosen' and 'rejected' as messages with a common beginning; each ends with a "
+    "message of the assistant",
+}
+
+
+def _is_answered(given: Any) -> bool:
+    """Whether it is an answer to a conversation: text, or messages from the assistant to the assistant."""
+    if isinstance(given, str):
+        return bool(given)
+    return _is_chat(given) and bool(given) and given[0]["role"] == given[-1]["role"] == ASSISTANT
+
+
+def _is_conversation(given: Any) -> bool:
+    """Whether it has the prompt too."""
+    return _is_chat(given) and bool(given) and given[0]["role"] != ASSISTANT
+
+
+def _without_prompt(chats: list[list[dict[str, Any]]]) -> tuple[Any, list[Any]]:
+    """Splits a conversation before its first message of the assistant; two of them after the messages that
+    both have, their last ones aside."""
+    if len(chats) == 1:
+        roles = [message["role"] for message in chats[0]]
+        size = roles.index(ASSISTANT) if ASSISTANT in roles else len(roles)
+    else:
+        pairs = zip(*(chat[:-1] for chat in chats), strict=False)
+        size = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return chats[0][:size], [chat[size:] for chat in chats]
 
 
 def without_nulls(messages: list[Any]) -> list[Any]:

@@ -45,7 +45,7 @@ _RUN_TIME_CALLS = (
 def input_rules(config: RunConfig) -> InputRules:
     """Returns what a change of an input costs this run."""
     return InputRules(
-        has_reference=config.algorithm.kl_in != "none" or bool(config.algorithm.path),
+        has_reference=config.has_reference or bool(config.algorithm.path),
         is_deterministic=config.run.deterministic, accepted=frozenset(config.run.accept_changed),
     )  # fmt: skip
 

@@ -30,6 +30,16 @@ def model_of_run(section: ModelSection) -> Model:
         raise ConfigError(f"model.family: {where_raised(error, path)}: {words_of(error)}.") from error
 
 
+def trained_model(config: RunConfig) -> Model:
+    """Shape and weight table of what the run trains: the policy, or a reward model with its value head.
+
+    Raises:
+        ConfigError: see `model_of_run`.
+    """
+    model = model_of_run(config.model)
+    return with_value_head(model) if config.run.kind == "reward_model" else model
+
+
 def critic_of_run(config: RunConfig) -> Model | None:
     """Shape and weight table of the critic, with its value head; None: the run has no critic.
 

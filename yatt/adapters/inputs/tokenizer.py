@@ -152,6 +152,14 @@ class Tokenizer:
         Raises:
             ConfigError: see `render_chat`.
         """
+        parts = self.chat_parts(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode_parts(parts, adds_special=False)
+
+    def chat_parts(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[TextPart]:
+        """Returns the text of chat messages in the model's template, with the contents not trusted; see
+        `encode_chat`."""
         hidden = Hidden()
         plain = [{**message, "content": content_of(message["content"], str)} for message in messages]
         marked = [{**message, "content": content_of(message["content"], hidden.hide)} for message in messages]
@@ -161,8 +169,8 @@ class Tokenizer:
         if "".join(part.text for part in parts) != rendered and not self._spells_special(
             hidden.texts.values()
         ):
-            return self.encode_rendered(rendered)  # the template trims or inspects the contents
-        return self.encode_parts(parts, adds_special=False)
+            return [TextPart(rendered, True)]  # the template trims or inspects the contents
+        return parts
 
     def end_of_turn(self) -> tuple[str, int] | None:
         """Returns the control token that follows an assistant's message in the chat template, and its id.

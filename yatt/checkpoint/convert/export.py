@@ -83,7 +83,7 @@ def export_as_hf(
     written = max(set(free), key=free.count)
     tensors = planned_tensors(model.rows, dtypes)
     with whole_folder(target) as folder:
-        copy_side_files(source.path, folder, written)
+        copy_side_files(source.path, folder, written, has_score=model.has_value_head)
         writer = FolderWriter(folder, tensors, form.file_bytes)
         try:
             spans = {key: file_spans(row) for key, row in rows.items()}

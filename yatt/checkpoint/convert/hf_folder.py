@@ -190,12 +190,13 @@ def check_target(target: Path) -> None:
         raise ConfigError(f"{target} exists already and is not an empty folder; write another name.")
 
 
-def copy_side_files(source: Path, folder: Path, dtype: str) -> None:
+def copy_side_files(source: Path, folder: Path, dtype: str, *, has_score: bool = False) -> None:
     """Copies config, tokenizer, chat templates and processor from one Hugging Face folder to another, also if
     they are there: an export may be repeated.
 
     Args:
         dtype: of the weights in `folder`, as `bfloat16`.
+        has_score: the weights have a value head in place of the output layer.
 
     Raises:
         ConfigError: one is no regular file, is too large, or cannot be read.
@@ -206,7 +207,7 @@ def copy_side_files(source: Path, folder: Path, dtype: str) -> None:
     for name in (*SIDE_FILES, *(f"{TEMPLATES}/{each}" for each in named)):
         data = with_retries(partial(read_plain, source / name, MOST_SIDE_BYTES))
         if data is not None:
-            content = exported_config(data, dtype) if name == CONFIG else data
+            content = exported_config(data, dtype, has_score=has_score) if name == CONFIG else data
             with_retries(partial(write_atomically, folder / name, content))
 
 

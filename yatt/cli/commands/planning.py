@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.inputs.model_family import trained_model
 from yatt.config.check import broken_relations
 from yatt.config.load import load_command
 from yatt.config.schema import RunConfig
@@ -107,6 +107,10 @@ def times_in_words(times: IterationTimes, inputs: TimeInputs) -> list[str]:
         f"--verdict-tokens {role.removeprefix('genrm:')}={tokens:.0f}"
         for role, tokens in times.verdict_tokens.items()
     ]
+    compare = (
+        f"  compare placements: yatt simulate CONFIG --lengths {inputs.tokens:.0f},0.8 {' '.join(options)} "
+        f"--train-s {times.train_s:.0f} --switch-s {times.switch_s:.1f}"
+    )
     return [
         f"{head:<56}{'s':>9}",
         *(f"  {name:<54}{value:>9.1f}" for name, value in seconds_by_part(times).items() if value),
@@ -114,8 +118,7 @@ def times_in_words(times: IterationTimes, inputs: TimeInputs) -> list[str]:
         f"  {inputs.tokens:,.0f} tokens per completion, {rates.utilization:.0%} of "
         f"{rates.peak_flops / 1e12:g} TFLOP/s, {rates.memory_share:.0%} of "
         f"{rates.memory_bytes_per_s / 1e12:g} TB/s; not measured for this run",
-        f"  compare placements: yatt simulate CONFIG --lengths {inputs.tokens:.0f},0.8 {' '.join(options)} "
-        f"--train-s {times.train_s:.0f} --switch-s {times.switch_s:.1f}",
+        *([compare] if times.speeds else []),
     ]
 
 
@@ -140,7 +143,7 @@ def planned_config(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig
             config = load_command(file, more, rules=lambda _: ())
             if not any(key.startswith("trainer.") for key, _ in broken_relations(config)):
                 raise error
-            advice = nearest_in_words(config, model_of_run(config.model), gpu_bytes)
+            advice = nearest_in_words(config, trained_model(config), gpu_bytes)
         except ConfigError:
             raise error from None
         raise ConfigError(f"{error}\n  {advice}") from error

@@ -48,6 +48,10 @@ def simulated_config(arguments: argparse.Namespace) -> RunConfig:
         ConfigError: it is neither, or has mistakes.
     """
     config = _read_config(arguments)
+    if config.is_given:
+        raise ConfigError(
+            f"run.kind: {config.run.kind} has no engines, so there is nothing to place; see yatt plan."
+        )
     if block_nodes(config) > 1:
         raise ConfigError(
             "an engine of this config spans nodes (tp_size is above the GPUs of a node), which is not "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Annotated, Literal
 
+from yatt.config.sections.given import RunKind
 from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
@@ -90,6 +91,11 @@ class RunSection:
 
     dir: Annotated[str, FILE]
     """The run folder, on a filesystem that all nodes see. Relative paths start in the working folder."""
+
+    kind: RunKind = "rl"
+    """rl: reinforcement learning. The others train on completions that rows have, without engines. sft:
+    supervised fine-tuning. dpo: direct preference optimization. reward_model: a scalar reward model of pairs
+    (Bradley-Terry), for `genrms[].kind: scalar`."""
 
     share: Literal["private", "group"] = "private"
     """Readers of the run folder: only you, or also your group. Keys and sockets are always private."""

@@ -52,7 +52,9 @@ def alarm_rules(config: RunConfig) -> Rules:
     algorithm = config.algorithm
     return Rules(
         iterations=config.logging.alarm_iterations,
-        compares_groups=algorithm.adv_estimator in GROUP_BASELINES and config.rollout.n > 1,
+        compares_groups=(
+            algorithm.adv_estimator in GROUP_BASELINES and config.rollout.n > 1 and not config.is_given
+        ),
         may_stop=not config.rollout.ignore_eos,
         kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
         sums_tokens=algorithm.loss_agg_mode == "seq-mean-token-sum",

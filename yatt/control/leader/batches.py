@@ -231,5 +231,6 @@ def track_rules(config: RunConfig) -> TrackRules:
     """Returns the constants of the sampling track."""
     section = config.rollout
     return TrackRules(
-        total_iterations=config.trainer.total_iterations, ahead=section.ahead, max_age=section.max_policy_age
-    )
+        total_iterations=config.trainer.total_iterations, ahead=section.ahead,
+        max_age=section.max_policy_age, has_engines=not config.is_given,
+    )  # fmt: skip

@@ -258,8 +258,9 @@ def program_of(node: Node) -> Program:
         save_every=config.checkpoint.save_every,
         save_every_s=60 * config.checkpoint.save_every_minutes,
         validate_every=config.validation.every,
-        validates=bool(config.validation.reward),
+        validates=config.validates,
         num_scorings=len(node.placement.scoring),
         exports=config.checkpoint.export_final,
-        is_static=bool(config.rollout.ahead),
+        is_static=bool(config.rollout.ahead) or config.is_given,
+        has_engines=not config.is_given,
     )

@@ -104,14 +104,8 @@ class MetricsRow:
         self.values = {STEP: iteration, **trained[0].metrics, **self._counters}
         self._is_flushed, self._has_times = False, True
         self.values["rollout/groups"] = len(groups)
-        flat = sum(is_flat([fact.reward for fact in group.samples]) for group in groups)
-        self.values[FLAT_GROUPS] = flat / len(groups)
-        for name in sorted({name for group in groups for name in group.scores}):
-            values = [group.scores[name] for group in groups if name in group.scores]
-            self.values[f"critic/score/{name}/mean"] = sum(values) / len(values)
-        ages = [age for group in groups for age in group.ages]
-        self.values["training/policy_age_mean"] = sum(ages) / len(ages)
-        self.values["training/policy_age_max"] = max(ages)
+        if not self._node.config.is_given:
+            self.values |= _sampled_metrics(groups)
         self._timing["update_actor"] = update_s
         for name in {name for node in trained for name in node.timing_s}:
             self._timing[name] = max(node.timing_s.get(name, 0.0) for node in trained)
@@ -155,3 +149,14 @@ class MetricsRow:
         """Writes a row; runs in the writer's thread."""
         file.append(row)
         self._unwritten.remove(row)
+
+
+def _sampled_metrics(groups: list[c.GroupFact]) -> dict[str, float]:
+    """Metrics of groups that were sampled and scored."""
+    flat = sum(is_flat([fact.reward for fact in group.samples]) for group in groups)
+    found = {FLAT_GROUPS: flat / len(groups)}
+    for name in sorted({name for group in groups for name in group.scores}):
+        values = [group.scores[name] for group in groups if name in group.scores]
+        found[f"critic/score/{name}/mean"] = sum(values) / len(values)
+    ages = [age for group in groups for age in group.ages]
+    return found | {"training/policy_age_mean": sum(ages) / len(ages), "training/policy_age_max": max(ages)}

@@ -27,7 +27,7 @@ from yatt.core.gpus.placement import ROLLOUT, dp_lead_ranks
 from yatt.core.phases import phases
 from yatt.core.phases.phases import Acted, Phase
 from yatt.core.samples.balance import Cost, CostFit, plan_iteration
-from yatt.errors import EXIT_FINISHED
+from yatt.errors import EXIT_FINISHED, WorkerFailed
 from yatt.models.pictures.probe import ProbeTokens
 from yatt.obs.metrics import (
     CHANGED_INPUTS,
@@ -155,7 +155,21 @@ class PhaseWork:
         await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))
         self._row.values["perf/weights_bytes"] = sum(answer.size_bytes for answer in answers)
 
+    async def _measure_held_out(self, iteration: int) -> None:
+        """Measures the loss of held-out rows whose completions are given."""
+        opened = await self._clients.ask_trainer_nodes(c.OpenHeldOut())
+        groups = sorted((g for answer in opened for g in answer.groups), key=lambda group: group.number)
+        if not groups:
+            raise WorkerFailed("no held-out row of data.val_files is short enough")
+        order = await self._train_order(iteration, groups, len(groups), is_held_out=True)
+        measured = await self._clients.ask_trainer_nodes(order)
+        found = measured[0].metrics.items()
+        self._row.values |= {key.replace("train/", "val/"): v for key, v in found if key.startswith("train/")}
+
     async def _validate(self, iteration: int) -> None:
+        if self._node.config.is_given:
+            await self._measure_held_out(iteration)
+            return
         began_s = clock.monotonic_s()
         await self.track.quiet()
         self._row.waited(clock.monotonic_s() - began_s)
@@ -218,23 +232,10 @@ class PhaseWork:
     # ---- training -------------------------------------------------------------------------------
 
     async def _train(self, iteration: int) -> None:
-        config, began_s = self._node.config, clock.monotonic_s()
+        began_s = clock.monotonic_s()
         groups = [self._groups[number] for number in sorted(self._groups)]
-        facts = tuple(fact for group in groups for fact in group.samples)
         load = asyncio.ensure_future(self._load.batch_over(iteration, groups))
-        parallel = config.trainer
-        tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-        dp_size = self._node.placement.world_size // (
-            tp_size * cp_size * parallel.pipeline_model_parallel_size
-        )
-        plan = await call_in_thread(
-            partial(
-                plan_iteration, facts, groups_per_step=parallel.mini_batch_size, dp_size=dp_size,
-                cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
-            )
-        )  # fmt: skip
-        leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
-        order = c.TrainOrder(iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads)
+        order = await self._train_order(iteration, groups, self._node.config.trainer.mini_batch_size)
         trained = await self._clients.ask_trainer_nodes(order)
         numbers = tuple(group.number for group in groups)
         await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
@@ -242,6 +243,33 @@ class PhaseWork:
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
         self._row.values.update(await load, **{"placement/cost_ratio": self._cost().b})
         self._groups = {}
+
+    async def _train_order(
+        self,
+        iteration: int,
+        groups: Sequence[c.GroupFact],
+        groups_per_step: int,
+        *,
+        is_held_out: bool = False,
+    ) -> c.TrainOrder:
+        """Deals the groups' samples to ranks and micro-batches."""
+        config, parallel = self._node.config, self._node.config.trainer
+        facts = tuple(fact for group in groups for fact in group.samples)
+        tp_size, cp_size = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+        dp_size = self._node.placement.world_size // (
+            tp_size * cp_size * parallel.pipeline_model_parallel_size
+        )
+        plan = await call_in_thread(
+            partial(
+                plan_iteration, facts, groups_per_step=groups_per_step, dp_size=dp_size,
+                cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
+                keeps_groups=config.has_pairs,
+            )
+        )  # fmt: skip
+        leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
+        return c.TrainOrder(
+            iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads, is_held_out=is_held_out
+        )
 
     def _cost(self) -> Cost:
         """Returns the measured cost; in deterministic mode a constant, since nothing may depend on timing."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from yatt.adapters.inputs.data_rows import ASSISTANT
 from yatt.adapters.inputs.encoded_prompt import encode_observation
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
@@ -28,7 +29,6 @@ from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 from yatt.records.message import Turn, pack_ids, unpack_ids
 
-ASSISTANT = "assistant"
 CallStep = Callable[[m.Step], Awaitable[m.Message]]
 
 

@@ -78,6 +78,14 @@ class Sampler:
         self._accepted, self._counters = AcceptedGroups(state.accepted), GroupCounters(state.counters)
         self._unfinished = {group.number: group for group in state.unfinished}
 
+    def restored(self, weights: str) -> None:
+        """Notes the identity of the weights that this attempt has restored."""
+        self.kept.restored = weights
+
+    def saved(self, iteration: int) -> None:
+        """Notes that a snapshot of this iteration was taken."""
+        self.kept.saved(iteration)
+
     def groups_of(self, numbers: set[int]) -> list[PromptGroup]:
         """Returns this node's groups of a batch."""
         return self._accepted.of(numbers)

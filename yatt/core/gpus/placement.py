@@ -240,7 +240,7 @@ class Placement:
             in_parts: nodes fetch slices, so a chain has nodes with the same ones; else all have part 0.
         """
         chains: dict[tuple[int, int], tuple[int, ...]] = {}
-        for node in sorted(self.pools[ROLLOUT]):
+        for node in sorted(self.pools.get(ROLLOUT, ())):
             part = self.weight_part(node) if in_parts else 0
             for rank in self.weight_ranks(node, stage_ranks, pp_size):
                 if self.node_of(rank) != node:
@@ -250,6 +250,8 @@ class Placement:
 
 def placement_of(config: RunConfig) -> Placement:
     """Returns the placement of a checked config."""
+    if config.is_given:
+        return _trainers_only(config)
     disaggregated = config.placement.mode == "disaggregated"
     trainers = num_trainer_nodes(config)
     slabs: list[Slab] = []
@@ -272,6 +274,14 @@ def placement_of(config: RunConfig) -> Placement:
     training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
     shared = frozenset(engines if config.placement.split == "dynamic" else ())
     return Placement(tuple(slabs), sampling, (), training, sizes, shared, spans)
+
+
+def _trainers_only(config: RunConfig) -> Placement:
+    """Returns the placement without engines: the trainer has every node all the time."""
+    gpus = tuple(range(config.launch.gpus_per_node))
+    slabs = tuple(Slab(node, 0, gpus) for node in range(config.launch.nodes))
+    trainers = dict.fromkeys(slabs, TRAINER)
+    return Placement(slabs, trainers, (), trainers)
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

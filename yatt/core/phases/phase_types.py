@@ -58,6 +58,9 @@ class Program:
     is_static: bool = False
     """Whether no slab ever changes hands, and phases need no orders to nodes after the first one."""
 
+    has_engines: bool = True
+    """Whether weights are published to engines; else a batch is there when training asks for it."""
+
     exports: bool = False
     """Whether the policy is written as a Hugging Face folder after the last iteration."""
 

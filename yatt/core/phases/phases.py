@@ -244,7 +244,10 @@ def _acted(state: RunState, event: Acted, program: Program) -> Result:
         case _:
             after = state
     phase, scoring = _next(state, event, after, program)
-    if state.phase is Phase.TRAIN and phase is Phase.PUBLISH and _wants_save(after, program):
+    is_postponed = state.phase is Phase.TRAIN and phase is Phase.PUBLISH and _wants_save(after, program)
+    if phase is Phase.PUBLISH and not program.has_engines:
+        phase = _after_sync(after, program)
+    if is_postponed:
         postponed = replace(after, saving=after.saving.postponed())
         now, actions = _begin(postponed, phase, program, scoring)
         return now, (PostponeSave(after.trained, after.saving.in_flight), *actions)
@@ -307,14 +310,19 @@ def _next(state: RunState, event: Acted, after: RunState, program: Program) -> t
             return _FOLLOWING[phase], 0
         case Phase.TRAIN:
             return _after_training(after, program), 0
-        case Phase.SYNC if program.is_validation_due(after.trained) and after.validated < after.trained:
-            return Phase.VALIDATE, 0
-        case Phase.SYNC | Phase.VALIDATE if after.trained < program.total_iterations:
-            return Phase.ROLLOUT, 0
-        case Phase.SYNC | Phase.VALIDATE | Phase.EXPORT:
+        case Phase.SYNC | Phase.VALIDATE:
+            return _after_sync(after, program), 0
+        case Phase.EXPORT:
             return _closing(after, program), 0
         case _:
             return _after_sampling(state, event, program)
+
+
+def _after_sync(state: RunState, program: Program) -> Phase:
+    """Returns the next phase of engines, or of a run without any, that have the newest weights."""
+    if program.is_validation_due(state.trained) and state.validated < state.trained:
+        return Phase.VALIDATE
+    return Phase.ROLLOUT if state.trained < program.total_iterations else _closing(state, program)
 
 
 def _after_sampling(state: RunState, event: Acted, program: Program) -> tuple[Phase, int]:

@@ -41,6 +41,8 @@ class TrackRules:
     total_iterations: int
     ahead: int = 0
     max_age: int = 0
+    has_engines: bool = True
+    """Whether engines sample batches, by weights that they have loaded; else batches are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,7 @@ def _begun(track: Track, rules: TrackRules) -> Result:
     batch = track.sampled + 1
     has_credit = batch <= min(rules.total_iterations, track.wanted + rules.ahead)
     is_young = track.version >= 0 and batch - 1 - track.version <= rules.max_age
+    is_young |= not rules.has_engines
     if has_credit and is_young and track.awaited is not Awaited.QUIET:
         return replace(track, sampling=batch), (SampleBatch(batch, track.version),)
     return track, ()

@@ -85,14 +85,30 @@ class _Bin:
     samples: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Samples that share a micro-batch: one, or those of a prompt group."""
+
+    tokens: int
+    cost: float
+    samples: tuple[int, ...]
+
+    @classmethod
+    def of(cls, facts: Sequence[SampleFact], cost: Cost) -> "_Unit":
+        lengths = [fact.num_tokens for fact in facts]
+        return cls(sum(lengths), sum(map(cost.of, lengths)), tuple(fact.sample_id for fact in facts))
+
+
 def plan_iteration(
-    facts: Sequence[SampleFact], *, groups_per_step: int, dp_size: int, cap_tokens: int, cost: Cost
-) -> tuple[MiniBatchPlan, ...]:
+    facts: Sequence[SampleFact], *, groups_per_step: int, dp_size: int, cap_tokens: int, cost: Cost,
+    keeps_groups: bool = False,
+) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
     """Returns mini-batches of whole prompt groups, in the order of `facts`, each split over the dp_ranks.
 
     Args:
         facts: samples; those of one prompt group are adjacent.
         cap_tokens: maximum number of tokens of a micro-batch, prompts and completions together.
+        keeps_groups: samples of one prompt group share a micro-batch, since the loss compares them.
     """
     groups: dict[int, list[SampleFact]] = {}
     for fact in facts:
@@ -101,31 +117,33 @@ def plan_iteration(
     steps = [ordered[i : i + groups_per_step] for i in range(0, len(ordered), groups_per_step)]
     return tuple(
         deal_mini_batch(
-            [fact for group in step for fact in group], dp_size=dp_size, cap_tokens=cap_tokens, cost=cost
+            [fact for group in step for fact in group], dp_size=dp_size, cap_tokens=cap_tokens, cost=cost,
+            keeps_groups=keeps_groups,
         )
         for step in steps
-    )
+    )  # fmt: skip
 
 
 def deal_mini_batch(
-    samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: Cost
+    samples: Sequence[SampleFact], *, dp_size: int, cap_tokens: int, cost: Cost, keeps_groups: bool = False
 ) -> MiniBatchPlan:
-    """Splits one mini-batch over `dp_size` ranks."""
-    lengths = {s.sample_id: s.num_tokens for s in samples}
-    longest = max(lengths.values(), default=0)
+    """Splits one mini-batch over `dp_size` ranks; see `plan_iteration`."""
+    together: dict[int, list[SampleFact]] = {}
+    for fact in samples:
+        together.setdefault(fact.prompt_group if keeps_groups else fact.sample_id, []).append(fact)
+    units = [_Unit.of(facts, cost) for facts in together.values()]
+    longest = max((unit.tokens for unit in units), default=0)
     assert longest <= cap_tokens, f"a sample of {longest} tokens is above the cap of {cap_tokens}"
-    total = sum(lengths.values())
+    total = sum(unit.tokens for unit in units)
     # Two samples longer than half the cap do not fit into one micro-batch.
-    large = sum(2 * length > cap_tokens for length in lengths.values())
+    large = sum(2 * unit.tokens > cap_tokens for unit in units)
     least = max(1, -(-total // (cap_tokens * dp_size)), -(-large // dp_size))
-    ordered = sorted(lengths.items(), key=lambda item: (-item[1], item[0]))
-    bins = _fewest_bins(ordered, least, dp_size, cap_tokens=cap_tokens, cost=cost)
+    ordered = sorted(units, key=lambda unit: (-unit.tokens, unit.samples))
+    bins = _fewest_bins(ordered, least, dp_size, cap_tokens=cap_tokens)
     return MiniBatchPlan(_hand_out(bins, dp_size))
 
 
-def _fewest_bins(
-    ordered: Sequence[tuple[int, int]], least: int, dp_size: int, *, cap_tokens: int, cost: Cost
-) -> list[_Bin]:
+def _fewest_bins(ordered: Sequence[_Unit], least: int, dp_size: int, *, cap_tokens: int) -> list[_Bin]:
     """Returns the smallest set of bins that holds all samples, with at least `least` bins per rank.
 
     The search doubles its step, then bisects. It always ends, because one sample per bin fits.
@@ -133,7 +151,7 @@ def _fewest_bins(
     tried: dict[int, list[_Bin] | None] = {}
 
     def fits(per_rank: int) -> bool:
-        tried[per_rank] = _fill(ordered, per_rank * dp_size, cap_tokens, cost)
+        tried[per_rank] = _fill(ordered, per_rank * dp_size, cap_tokens)
         return tried[per_rank] is not None
 
     low, step = least - 1, 1  # `low` is too few
@@ -148,22 +166,21 @@ def _fewest_bins(
     return found
 
 
-def _fill(
-    ordered: Sequence[tuple[int, int]], num_bins: int, cap_tokens: int, cost: Cost
-) -> list[_Bin] | None:
-    """Puts each sample, longest first, into the cheapest bin with room; None if a sample does not fit.
+def _fill(ordered: Sequence[_Unit], num_bins: int, cap_tokens: int) -> list[_Bin] | None:
+    """Puts each unit, longest first, into the cheapest bin with room; None if one does not fit.
 
     A bin without room for a sample moves to `full`, the emptiest first, until a sample is short enough for
     it. Lengths only fall, so a bin that returns has room until a sample is added to it: at most one move per
     sample, and S log(bins) for S samples.
 
     Args:
-        ordered: sample ids and lengths, longest first.
+        ordered: longest first.
     """
     bins = [_Bin(0.0, 0, []) for _ in range(num_bins)]
     by_cost = [(0.0, index) for index in range(num_bins)]
     full: list[tuple[int, int]] = []  # tokens, index
-    for sample_id, length in ordered:
+    for unit in ordered:
+        length = unit.tokens
         while full and full[0][0] + length <= cap_tokens:
             index = heapq.heappop(full)[1]
             heapq.heappush(by_cost, (bins[index].cost, index))
@@ -173,9 +190,9 @@ def _fill(
         if not by_cost:
             return None
         chosen = bins[by_cost[0][1]]
-        chosen.cost += cost.of(length)
+        chosen.cost += unit.cost
         chosen.tokens += length
-        chosen.samples.append(sample_id)
+        chosen.samples += unit.samples
         heapq.heapreplace(by_cost, (chosen.cost, by_cost[0][1]))
     return bins
 

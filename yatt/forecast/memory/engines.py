@@ -100,6 +100,8 @@ def engine_memory(
         num_sleeping: workers that sleep on a GPU while an engine holds it.
     """
     sections: tuple[RolloutSection | GenRMSection, ...] = (config.rollout, *config.engine_genrms)
+    if config.is_given:
+        return []
     found = []
     for role, section in zip(engine_roles(config), sections, strict=True):
         if role in models:

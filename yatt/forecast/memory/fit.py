@@ -216,6 +216,8 @@ class MemoryPlan:
 
 def num_sleeping(config: RunConfig) -> int:
     """Workers of other roles that sleep on a GPU that a worker uses."""
+    if config.is_given:
+        return 0
     if config.placement.mode == "disaggregated" and config.placement.split == "fixed":
         return 0
     has_one_role = config.placement.mode == "partial" and config.placement.split == "fixed"

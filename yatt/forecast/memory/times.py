@@ -100,11 +100,12 @@ def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates
     section, critic = config.trainer, critic_of_run(config)
     steps = steps_per_iteration(section)
     update = 4 if section.recompute == "full" else 3
-    passes = section.ppo_epochs * update + (steps > 1) + (config.algorithm.kl_in != "none")
+    passes = section.ppo_epochs * update + (steps > 1) + config.has_reference
     samples = section.train_batch_size * config.rollout.n
     gpus = num_trainer_nodes(config) * config.launch.gpus_per_node
     length = round(tokens)
-    flops = passes * forward_flops(model.shape).of_sequence(length, length)
+    shape = replace(model.shape, vocab_size=1) if model.has_value_head else model.shape
+    flops = passes * forward_flops(shape).of_sequence(length, length)
     if critic is not None:
         its = forward_flops(replace(critic.shape, vocab_size=1))  # its head has one row
         flops += (1 + config.critic.epochs * update) * its.of_sequence(length, length)
@@ -168,6 +169,7 @@ def iteration_times(
     is_colocated = config.placement.mode == "colocated"
     is_away, gpu_s = config.trainer.offload_optimizer, measured.train_gpu_s
     worst, others = plan.worst, plan.worst.others
+    has_switches = not config.is_given  # else the trainer never leaves its GPUs
     state = worst.optimizer + others.critic_optimizer
     kept = worst.weights + others.critic_weights + (0 if is_away else state)
     prompt, gpus = config.data.max_prompt_tokens / 2, num_trainer_nodes(config) * config.launch.gpus_per_node
@@ -179,7 +181,8 @@ def iteration_times(
         rollout_s=seconds.get(ROLLOUT, 0.0),
         verdicts_s=sum(verdicts) if is_colocated else max(verdicts, default=0.0),
         train_s=counted_s if gpu_s is None else gpu_s * samples / gpus,
-        switch_s=2 * kept / rates.link_bytes_per_s if measured.switch_s is None else measured.switch_s,
+        switch_s=has_switches
+        * (2 * kept / rates.link_bytes_per_s if measured.switch_s is None else measured.switch_s),
         is_colocated=is_colocated,
         speeds=speeds,
         verdict_tokens=verdict_tokens,

@@ -145,7 +145,7 @@ def trainer_demand(
         section=section,
         share=share,
         num_rows=share.num_tokens,
-        has_reference=config.algorithm.kl_in != "none",
+        has_reference=config.has_reference,
     )
     if critic is None:
         return policy

@@ -14,7 +14,6 @@ from typing import Any
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.data_rows import has_column
 from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, conversation_of, read_data_rows
-from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts
 from yatt.adapters.inputs.text_parts import TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
@@ -28,6 +27,7 @@ from yatt.adapters.processes.watched_trial import (
 )
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
+from yatt.control.rollouts.groups.given import limits_in_words, row_lengths
 from yatt.core.samples.verdict import Shown, check_template, render_template
 from yatt.errors import ConfigError
 from yatt.launch.checks.judge_check import context_notes
@@ -104,13 +104,13 @@ class _Prompts:
         folder = self._config.model.path
         what = f"encoding {place} with the tokenizer and chat template of {folder}"
         with self._stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-            ids = result_of_stage(what, partial(encode_prompt, row, tokenizer, self._config)).ids
-        if self._most_ids and max(ids, default=0) >= self._most_ids:
+            found = result_of_stage(what, partial(row_lengths, row, place, tokenizer, self._config))
+        if self._most_ids and found.largest_id >= self._most_ids:
             raise ConfigError(
-                f"model.path: the tokenizer of {folder} gives token {max(ids)} for {place}, but its "
+                f"model.path: the tokenizer of {folder} gives token {found.largest_id} for {place}, but its "
                 f"config.json says vocab_size={self._most_ids}. Copy the folder's files again."
             )
-        return len(ids) <= self._config.data.max_prompt_tokens
+        return found.fits
 
 
 class _Pictures:
@@ -250,17 +250,15 @@ def _needs_truth(config: RunConfig) -> bool:
 def _length_notes(
     config: RunConfig, files: tuple[str, ...], prompts: _Prompts, num_rows: int
 ) -> Iterator[str]:
-    named, limit = ", ".join(files), config.data.max_prompt_tokens
+    named, (key, limit) = ", ".join(files), limits_in_words(config)
     seen, long = prompts.num_seen, prompts.num_too_long
     if not seen or long <= MANY_TOO_LONG * seen:
         return
     if long == seen and num_rows <= MOST_ROWS and not (num_rows > seen and prompts.any_fits(files)):
-        raise ConfigError(
-            f"data.max_prompt_tokens: every prompt of {named} is longer than {limit} tokens; raise it."
-        )
+        raise ConfigError(f"{key}: every prompt of {named} is longer than {limit} tokens; raise it.")
     yield (
-        f"data.max_prompt_tokens: {long} of {seen} prompts of {named} that were looked at are longer than "
-        f"{limit} tokens and will be skipped."
+        f"{key}: {long} of {seen} prompts of {named} that were looked at are longer than {limit} tokens and "
+        "will be skipped."
     )
 
 

@@ -5,7 +5,7 @@ The machine that starts a run need not have its GPUs, so their memory is not kno
 
 from pathlib import Path
 
-from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.inputs.model_family import trained_model
 from yatt.config.doubts import Doubt
 from yatt.config.schema import RunConfig
 from yatt.core.gpus.placement import ROLLOUT, genrm_role
@@ -72,7 +72,7 @@ def models_of(config: RunConfig) -> dict[str, Model]:
     Raises:
         ConfigError: the policy's cannot.
     """
-    models = {ROLLOUT: model_of_run(config.model)}
+    models = {ROLLOUT: trained_model(config)}
     for genrm in config.engine_genrms:
         try:
             models[genrm_role(genrm.name)] = read_model(genrm.model)

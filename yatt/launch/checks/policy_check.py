@@ -5,7 +5,7 @@ A family of the user is loaded in a process of its own.
 
 from pathlib import Path
 
-from yatt.adapters.inputs.model_family import critic_of_run, model_of_run, own_family
+from yatt.adapters.inputs.model_family import critic_of_run, model_of_run, own_family, trained_model
 from yatt.adapters.processes.trial import answer_trial, run_trial
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
@@ -17,8 +17,9 @@ from yatt.launch.checks.model_check import check_length, check_model, checked_te
 from yatt.launch.checks.planned_memory import check_planned_memory
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, read_config
-from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
+from yatt.models.quantized import FP8, PLAIN_CLASS, SCORED_CLASS, is_quantised, scale_faults, without_scales
 from yatt.models.rows import OUTPUT, SCORE
+from yatt.models.shape import Shape
 from yatt.models.tensors import TIED_OUTPUT, tensor_faults
 from yatt.trainer.mcore.layout import check_layout
 
@@ -35,7 +36,7 @@ def check_policy(config: RunConfig) -> None:
     if not Path(config.model.path).is_dir():
         return  # told by another check
     if not config.model.family:
-        check_architecture(config.model.path)
+        check_architecture(config.model.path, may_score=config.run.kind == "reward_model")
         check_fits(config)
         return
     path = Path(config.model.family).absolute()
@@ -45,11 +46,12 @@ def check_policy(config: RunConfig) -> None:
     )  # fmt: skip
 
 
-def check_architecture(folder: str, own: Family | None = None) -> None:
+def check_architecture(folder: str, own: Family | None = None, *, may_score: bool = False) -> None:
     """Refuses a model whose class is not one of the known families': its model type alone is not enough.
 
     Args:
         own: a family of the user, known too.
+        may_score: it may be one with a value head.
 
     Raises:
         ConfigError: it is another one.
@@ -58,6 +60,8 @@ def check_architecture(folder: str, own: Family | None = None) -> None:
     named = [str(name) for name in architectures] if isinstance(architectures, list) else [str(architectures)]
     families = [*FAMILIES.values(), *([own] if own else [])]
     known = [*dict.fromkeys(family.architecture for family in families)]
+    if may_score:
+        named = [name.replace(SCORED_CLASS, PLAIN_CLASS) for name in named]
     if not set(named) & set(known):
         raise ConfigError(
             f"model.path: {folder}: architecture "
@@ -74,13 +78,29 @@ def check_fits(config: RunConfig) -> None:
             have other tensors than its config promises.
         OSError: its files cannot be read now.
     """
-    model = model_of_run(config.model)
+    model = trained_model(config)
     shape = model.shape
-    _check_tensors(config.model.path, model)
+    plain = model_of_run(config.model) if model.has_value_head else None
+    _check_tensors(config.model.path, model, with_output=plain)
+    if plain is not None and shape.vision is not None:
+        raise ConfigError(
+            f"run.kind: reward_model: {config.model.path} takes pictures, and a value head reads text only; "
+            "name a text model."
+        )
     if config.has_critic:
         _check_critic(config, model)
     check_possible(config, model)
     check_planned_memory(config, model)
+    if config.vision.train != "none" and shape.vision is None:
+        raise ConfigError(
+            f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
+        )
+    if not config.is_given:
+        _check_engines(config, shape)
+
+
+def _check_engines(config: RunConfig, shape: Shape) -> None:
+    """Checks that rollout engines can run the policy."""
     if config.rollout.expert_parallel and shape.experts is None:
         raise ConfigError(
             f"rollout.expert_parallel has no effect: {config.model.path} has no experts; remove it."
@@ -90,10 +110,6 @@ def check_fits(config: RunConfig) -> None:
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
     refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
-    if config.vision.train != "none" and shape.vision is None:
-        raise ConfigError(
-            f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
-        )
     if shape.attention.num_heads % config.rollout.tp_size:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
@@ -165,7 +181,9 @@ def _check_tensors(
 
 def _check(text: str) -> None:
     config = parse_resolved(text)
-    check_architecture(config.model.path, own_family(config.model))
+    check_architecture(
+        config.model.path, own_family(config.model), may_score=config.run.kind == "reward_model"
+    )
     check_fits(config)
 
 

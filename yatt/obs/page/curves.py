@@ -15,6 +15,12 @@ MIN_MOVE = 0.1
 """Smallest change, as a fraction of the curve's range; less is called flat."""
 
 SMALL = (
+    ("Loss on given completions", (("training", "train/loss"), ("held-out", "val/loss"))),
+    (
+        "Pairs in which the preferred completion has the higher reward",
+        (("training", "train/accuracy"), ("held-out", "val/accuracy")),
+    ),
+    ("Rewards of pairs", (("preferred", "train/chosen_reward"), ("other", "train/rejected_reward"))),
     ("Response length (tokens)", (("mean", "response_length/mean"), ("max", "response_length/max"))),
     ("KL", (("to the sampling policy", "actor/ppo_kl"), ("to the reference", "actor/kl_loss"))),
     ("Gradient norm", (("gradient norm", "actor/grad_norm"),)),

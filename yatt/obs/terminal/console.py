@@ -92,6 +92,8 @@ def row_line(row: dict[str, Any], total: int) -> str:
     parts = [f"iteration {row[STEP]}/{total}"]
     shown = (
         ("reward", "critic/rewards/mean", ".3f"), ("length", "response_length/mean", ".1f"),
+        ("loss", "train/loss", ".4f"), ("accuracy", "train/accuracy", ".3f"),
+        ("held-out loss", "val/loss", ".4f"), ("held-out accuracy", "val/accuracy", ".3f"),
         ("loss", "actor/pg_loss", ".4f"), ("kl", "actor/ppo_kl", ".4f"),
         ("grad norm", "actor/grad_norm", ".3f"), ("tokens/s", "perf/throughput", ".0f"),
         ("step s", "timing_s/step", ".1f"),

@@ -18,9 +18,9 @@ SHOWN_SLABS = 8
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 FULL, EMPTY = "\u2588", "\u2591"
 CURVES = (
-    ("reward", "critic/rewards/mean"), ("length", "response_length/mean"), ("entropy", "actor/entropy"),
-    ("kl", "actor/ppo_kl"), ("grad norm", "actor/grad_norm"), ("tokens/s", "perf/throughput"),
-    ("step s", "timing_s/step"),
+    ("reward", "critic/rewards/mean"), ("loss", "train/loss"), ("accuracy", "train/accuracy"),
+    ("length", "response_length/mean"), ("entropy", "actor/entropy"), ("kl", "actor/ppo_kl"),
+    ("grad norm", "actor/grad_norm"), ("tokens/s", "perf/throughput"), ("step s", "timing_s/step"),
 )  # fmt: skip
 
 

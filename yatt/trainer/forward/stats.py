@@ -62,6 +62,29 @@ def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[
     }
 
 
+def given_metrics(facts: Sequence[SampleFact], num_steps: int, sums: Sequence[float]) -> dict[str, float]:
+    """Metrics of an iteration with given completions.
+
+    `train/loss` is the mean over optimizer steps, `train/nll` the negative log-likelihood per token. Of pairs
+    `train/accuracy` is the share in which the preferred completion has the higher reward: dpo's implicit one,
+    or a reward model's score.
+
+    Args:
+        sums: over optimizer steps the loss; over all tokens their number and the negative log-likelihood;
+            over all pairs the reward of the preferred completion and of the other, right pairs, and pairs.
+    """
+    loss, num_tokens, nll, chosen, rejected, *counts = sums
+    right, num_pairs = map(round, counts)  # each is a sum of the shares of samples' tokens
+    found = {name: value for name, value in fact_metrics(facts).items() if not name.startswith("critic/")}
+    found["train/loss"] = loss / num_steps
+    if not num_pairs:
+        return found | {"train/nll": nll / max(num_tokens, 1.0)}
+    return found | {
+        "train/chosen_reward": chosen / num_pairs, "train/rejected_reward": rejected / num_pairs,
+        "train/margin": (chosen - rejected) / num_pairs, "train/accuracy": right / num_pairs,
+    }  # fmt: skip
+
+
 def load_metrics(counts_LE: Tensor) -> dict[str, float]:
     """Metrics of the load of experts: an expert's tokens by the mean of its layer. Padding counts too.
 

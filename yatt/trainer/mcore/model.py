@@ -34,7 +34,6 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 
-from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS
 from yatt.collectives.exchange import literal_exchange
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
@@ -117,6 +116,7 @@ def build_policy(
     device: torch.device,
     source: HFTensors | None,
     tick: Callable[[], None],
+    prefix: str = "",
 ) -> Policy:
     """Builds model, optimizer and schedule of this rank. Collective.
 
@@ -153,7 +153,7 @@ def build_policy(
         scheduler=scheduler,
         groups=groups,
         device=device,
-        prefix=CRITIC_KEYS if model.has_value_head else "",
+        prefix=prefix,
     )
 
 

@@ -10,9 +10,10 @@ import gzip
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,12 @@ from torch.profiler import ProfilerActivity
 
 from yatt.adapters.files.files import make_within, write_atomically
 from yatt.adapters.files.writer import BackgroundWriter
+from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.config.sections.profile import ProfileSection
 from yatt.paths import RunPaths
 
+Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 EVENTS_PER_MODULE = 300
 """Upper estimate of a trace's events per module of the model and micro-batch: up to 125 were counted on CPU,
@@ -224,3 +227,19 @@ class RankProfiler:
                 torch.cuda.memory._record_memory_history(None)
             data = path.read_bytes()
         self._files.put("memory.pickle", iteration, data)
+
+
+@dataclass(frozen=True, slots=True)
+class PartTimes:
+    """Seconds of the parts of an update. Each part is a range in a profile."""
+
+    profiler: RankProfiler
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def of(self, part: str, work: Callable[[], Result]) -> Result:
+        """Does a part's work, and returns its result."""
+        begin_s = monotonic_s()
+        with self.profiler.part(part):
+            result = work()
+        self.seconds[part] = monotonic_s() - begin_s
+        return result

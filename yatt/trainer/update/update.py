@@ -8,9 +8,7 @@ Suffix: F completion tokens of the whole rollout batch.
 """
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -22,7 +20,6 @@ from yatt.algo.advantage import RewardTable, ValueEstimate
 from yatt.algo.algorithm import Algorithm
 from yatt.algo.kl import kl_estimate
 from yatt.algo.loss import BatchTotals, token_weights
-from yatt.clock import monotonic_s
 from yatt.config.schema import RunConfig
 from yatt.core.figures.efficiency import peak_flops_per_s
 from yatt.core.samples.placeholders import placed_in
@@ -53,10 +50,9 @@ from yatt.trainer.update.critic import (
     update_critic,
 )
 from yatt.trainer.update.objective import KlCoefficient, Measured, Objective, Target, summed_totals
-from yatt.trainer.update.profile import RankProfiler
+from yatt.trainer.update.profile import PartTimes, RankProfiler
 from yatt.trainer.update.rejection import rejected_targets
 
-Result = TypeVar("Result")
 ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
 
 
@@ -106,7 +102,8 @@ def update_usage(learner: Learner, order: Train) -> RankUsage:
     config, policy, flops = learner.config, learner.policy, 0
     passes = [(fact.num_tokens - 1, fact.num_completion_tokens) for fact in order.facts]
     if order.iteration > config.critic.warmup_iterations:
-        flops = config.trainer.ppo_epochs * training_flops(forward_flops(policy.shape), passes)
+        shape = replace(policy.shape, vocab_size=1) if config.run.kind == "reward_model" else policy.shape
+        flops = config.trainer.ppo_epochs * training_flops(forward_flops(shape), passes)
     if policy.device.type != "cuda":
         return RankUsage(flops=flops)
     return RankUsage(
@@ -125,30 +122,11 @@ class _KnownLogprobs:
     reference: list[Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class _PartTimes:
-    """Seconds of the parts of an update. Each part is a range in a profile."""
-
-    profiler: RankProfiler
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def of(self, part: str, work: Callable[[], Result]) -> Result:
-        """Does a part's work, and returns its result."""
-        begin_s = monotonic_s()
-        with self.profiler.part(part):
-            result = work()
-        self.seconds[part] = monotonic_s() - begin_s
-        return result
-
-
 def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     """Makes all optimizer steps of one iteration. Collective over all ranks."""
-    timing = _PartTimes(learner.profiler)
-    forget_peaks(learner.policy.device)
-    rollouts = share_rollouts(order.rollouts, learner.policy.device)
-    for features in learner.pictures:
-        _share_pictures(features, order.iteration, rollouts)
-    steps = _mini_batches(learner, order, rollouts)
+    timing = PartTimes(learner.profiler)
+    rollouts = received_rollouts(learner, order)
+    steps = mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
     values_F = _values(learner, order, steps, tick, timing)
     estimate, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known, values_F))
@@ -171,9 +149,19 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     )  # fmt: skip
 
 
+def received_rollouts(learner: Learner, order: Train) -> dict[int, Rollout]:
+    """This rank's rollouts, with what is kept of their pictures. Collective; the measured peak of the GPU's
+    memory begins here."""
+    forget_peaks(learner.policy.device)
+    rollouts = share_rollouts(order.rollouts, learner.policy.device)
+    for features in learner.pictures:
+        _share_pictures(features, order.iteration, rollouts)
+    return rollouts
+
+
 def _train_policy(
     learner: Learner, order: Train, steps: list[list[MicroBatch]], targets: list[list[Target]], tick: Tick,
-    timing: _PartTimes,
+    timing: PartTimes,
 ) -> tuple[dict[str, float], list[tuple[int, int, float]]]:  # fmt: skip
     """All of the policy's optimizer steps: metrics, and the costs of micro-batches."""
     section, metrics = learner.config.algorithm, dict[str, float]()
@@ -200,7 +188,7 @@ def _adapted_kl(
 
 
 def _values(
-    learner: Learner, order: Train, steps: list[list[MicroBatch]], tick: Tick, timing: _PartTimes
+    learner: Learner, order: Train, steps: list[list[MicroBatch]], tick: Tick, timing: PartTimes
 ) -> Tensor:
     """The critic's values of all completion tokens, float32 [F] on CPU; empty without a critic."""
     if learner.critic is None:
@@ -215,7 +203,7 @@ def _updates(
     """All optimizer steps: measurements, gradient norms, and the costs of micro-batches."""
     measured: list[Measured] = []
     norms: list[float] = []
-    sizes = _sizes(order)
+    sizes = sizes_of_micros(order)
     costs: list[tuple[int, int, float]] = []
     section = learner.config.algorithm
     num_ticks = learner.config.trainer.ppo_epochs * sum(map(len, steps)) * len(learner.policy.chunks)
@@ -269,7 +257,7 @@ def sequence_cut(learner: Learner) -> SequenceLayout:
     )
 
 
-def _mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) -> list[list[MicroBatch]]:
+def mini_batches(learner: Learner, order: Train, rollouts: dict[int, Rollout]) -> list[list[MicroBatch]]:
     """This rank's micro-batches of each optimizer step."""
     facts = {fact.sample_id: fact for fact in order.facts}
     starts = dict(zip(facts, _starts(order.facts), strict=True))
@@ -299,11 +287,12 @@ def _micro_batches(
     cut = sequence_cut(learner)
     section = learner.config.algorithm
     norm_length = section.loss_scale_factor or learner.config.rollout.max_response_tokens
+    mode = "seq-mean-token-mean" if learner.config.has_pairs else section.loss_agg_mode
 
     def packed(numbers: tuple[int, ...]) -> MicroBatch:
         chosen = [samples[number] for number in numbers]
         lengths_N = torch.tensor([sample.num_completion_tokens for sample in chosen], dtype=torch.int64)
-        weights_T = token_weights(section.loss_agg_mode, lengths_N, whole, norm_length) * num_divided
+        weights_T = token_weights(mode, lengths_N, whole, norm_length) * num_divided
         weights = [
             row.numpy() * (not facts[number].is_masked)
             for number, row in zip(numbers, torch.split(weights_T, lengths_N.tolist()), strict=True)
@@ -313,7 +302,7 @@ def _micro_batches(
     return [packed(numbers) for numbers in mine]
 
 
-def _sizes(order: Train) -> list[tuple[int, int]]:
+def sizes_of_micros(order: Train) -> list[tuple[int, int]]:
     """Tokens and sum of squared lengths per micro-batch of this rank, over all mini-batches."""
     lengths = {fact.sample_id: fact.num_tokens for fact in order.facts}
     mine = [micro for plan in order.plan for micro in plan.micro_batches[mpu.get_data_parallel_rank()]]
@@ -321,7 +310,7 @@ def _sizes(order: Train) -> list[tuple[int, int]]:
 
 
 def _known_logprobs(
-    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: _PartTimes
+    learner: Learner, steps: list[list[MicroBatch]], tick: Tick, timing: PartTimes
 ) -> _KnownLogprobs:
     """Computes old log-probs if the policy changes before their last use; reference log-probs if needed."""
     config, micros = learner.config, list(itertools.chain(*steps))

@@ -3,10 +3,11 @@
 import functools
 from array import array
 
-from yatt.adapters.inputs.dataset import Row, RowFiles
+from yatt.adapters.inputs.dataset import Row, RowFiles, prompt_text
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
+from yatt.control.rollouts.groups.given import given_ids
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.core.samples.prompts import RowSource, row_order
 from yatt.errors import ConfigError
@@ -84,15 +85,29 @@ class DataShard:
         """
         return self._rows.row(index)
 
+    def _given(self, number: int, index: int, row: Row) -> PromptGroup | None:
+        try:
+            ids = given_ids(row, self._tokenizer, self._config)
+        except ConfigError as error:
+            path = self._rows.path(self._rows.ref(index))
+            raise ConfigError(
+                f"{path}: a row cannot be encoded (number {index + 1} of all): {error}"
+            ) from error
+        return ids.group(number, index, prompt_text(row.prompt)) if ids.fits(self._config) else None
+
     def open(self, number: int) -> tuple[PromptGroup | None, Row]:
-        """Returns the prompt group of a prompt number, None if its prompt is too long; and its row.
+        """Returns the prompt group of a prompt number, None if its prompt or a given completion is too long;
+        and its row.
 
         Raises:
+            ConfigError: its completions are given, and the template refuses them.
             WorkerFailed: as `row`.
         """
         data_epoch, position = divmod(number, self._num_prompts)
         index = self._order(data_epoch)[position]
         row = self._rows.row(index)
+        if row.given:
+            return self._given(number, index, row), row
         prompt = encode_prompt(row, self._tokenizer, self._config)
         if len(prompt.ids) > self._config.data.max_prompt_tokens:
             return None, row
