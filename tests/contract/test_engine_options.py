@@ -1,5 +1,8 @@
 """Options of vLLM that a run file passes on: what vLLM refuses, and wrong log-probs, are found."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from tests.contract.test_engine import options_for
@@ -20,7 +23,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_qwen3(tmp_path_factory.mktemp("options") / "model", seed=0, tied=True)
 
 
+@pytest.fixture
+def without_numba() -> Iterator[None]:
+    """Hides afterwards what n-grams have imported: at each start vLLM looks at every object of every module,
+    and fails at a wrapper of llvmlite's library."""
+    yield
+    for name in [name for name in sys.modules if name.startswith("llvmlite.binding")]:
+        del sys.modules[name]
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("without_numba")
 def test_wrong_log_probs_of_speculated_tokens_are_found(model: str) -> None:
     """vLLM's CPU build has them, so it is refused there. In a whole run they would be taken for noise."""
     options = options_for(model, deterministic=False, arguments={"speculative_config": NGRAM})
