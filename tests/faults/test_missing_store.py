@@ -132,6 +132,22 @@ def test_a_controller_neither_claims_nor_uses_a_store_that_is_not_there(tmp_path
     assert store_owner(FolderStore(store)) == ""
 
 
+def test_a_manifest_that_was_written_where_the_store_should_be_is_no_mistake_of_the_user(
+    tmp_path: Path,
+) -> None:
+    """It was unmounted between the files of a save and its manifest."""
+    config, paths = opened(tmp_path)
+    store = tmp_path / "mount" / "store"
+    claimed_run_store(config, paths.root, print).create("manifests/00000004.000001.json", b"{}")
+    write_record(paths, 1, COMMITTED, {"iteration": 4})
+    claimed_run_store(config, paths.root, print)
+    (store / "run_id").unlink()
+    with pytest.raises(CheckpointsMissing, match=r"is claimed by no run, but iteration 4") as caught:
+        claimed_run_store(config, paths.root, print)
+    assert caught.value.exit_code == 1
+    assert store_owner(FolderStore(store)) == ""
+
+
 def test_a_late_commit_of_a_stale_attempt_is_no_sign_of_a_missing_store(tmp_path: Path) -> None:
     config, paths = opened(tmp_path)
     store = claimed_run_store(config, paths.root, print)

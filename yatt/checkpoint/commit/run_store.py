@@ -15,7 +15,7 @@ from yatt.adapters.files.patience import with_retries
 from yatt.adapters.run_folder.ledger import known_commit, started_attempts
 from yatt.checkpoint.commit.holders import Place, check_held, hold_store, holder_of, place_of
 from yatt.checkpoint.commit.manifest import Checkpoints
-from yatt.checkpoint.commit.ownership import claim_store
+from yatt.checkpoint.commit.ownership import claim_store, store_owner
 from yatt.checkpoint.store.patient import PatientStore
 from yatt.checkpoint.store.store import Store, open_store
 from yatt.config.schema import RunConfig
@@ -137,20 +137,25 @@ def _folder_id(paths: RunPaths) -> str:
 
 
 def check_presence(store: Store, url: str, paths: RunPaths) -> None:
-    """Refuses a store that lists no checkpoint if the run's ledger has a commit; changes nothing.
+    """Refuses a store that lists no checkpoint, or is nobody's, if the run's ledger has a commit; changes
+    nothing.
+
+    A manifest may be all that a store has: a save was in flight when it was unmounted.
 
     Raises:
-        CheckpointsMissing: the store lists none.
+        CheckpointsMissing: the store lists none, or has no owner.
         StoreUnreachable: the store does not respond.
     """
     iteration, attempt = known_commit(paths)
     if not iteration:
         return
     found = Checkpoints(store, 0).candidates()
-    if found.names or found.stale:  # the ledger may have a stale attempt's commit too
+    has_some = bool(found.names or found.stale)  # the ledger may have a stale attempt's commit too
+    if has_some and store_owner(store):
         return
+    lacks = "is claimed by no run" if has_some else "holds no checkpoint"
     raise CheckpointsMissing(
-        f"the checkpoint store {url} holds no checkpoint, but iteration {iteration} of this run was "
+        f"the checkpoint store {url} {lacks}, but iteration {iteration} of this run was "
         f"committed ({paths.attempt(attempt)} says so). Is the store mounted here? The run does not start "
         f"again from iteration 0. Bring the store back, then `yatt resume {paths.root}` goes on; to train "
         "from the beginning, start a new run with another run.dir."
