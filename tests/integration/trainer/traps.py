@@ -1,4 +1,4 @@
-"""Mistakes about pictures and critics that trainers have made, to be planted in a rank."""
+"""Mistakes about pictures, critics and teachers that trainers have made, to be planted in a rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from tests.integration.trainer.pictured import PAD
 def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
-        mistakes = _critic_mistakes if name.startswith("critic-") else _mistakes
+        of_subject = {"critic": _critic_mistakes, "distill": _distill_mistakes}
+        mistakes = of_subject.get(name.split("-")[0], _mistakes)
         for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
@@ -125,4 +126,40 @@ def _critic_mistakes(name: str) -> list[tuple[str, Any]]:
         "critic-head-summed-over-ranks": [("yatt.trainer.forward.passes.ValueHead", NoHead)],
         "critic-whitened-by-one-rank": [("yatt.algo.advantage._whitened", of_one_rank)],
         "critic-reward-at-another-token": [("yatt.algo.advantage._paid", before_the_last)],
+    }[name]
+
+
+def _distill_mistakes(name: str) -> list[tuple[str, Any]]:
+    from yatt.trainer.forward import logprobs, passes
+    from yatt.trainer.update import objective
+
+    right, right_kl, right_loss = logprobs.wanted_logprobs, passes.likeliest_kl, objective._distill_loss
+    right_rest = logprobs._Wanted.logprobs
+
+    def without_rest(teacher_TK: torch.Tensor, student_TK: torch.Tensor, rest_T: torch.Tensor) -> Any:
+        return right_kl(teacher_TK, student_TK, rest_T * 0)
+
+    def at_one(*given: Any) -> Any:
+        """At temperature 1, where the policy samples at another one."""
+        return right(*given[:4], 1.0, given[5])
+
+    def shifted(hidden_RH: torch.Tensor, weight_VH: torch.Tensor, *given: Any) -> Any:
+        """Ids counted from the next rank's part of the vocabulary."""
+        entries_RK = (given[3] + weight_VH.size(0)) % 62
+        return right(hidden_RH, weight_VH, *given[:3], torch.where(given[3] < 0, -1, entries_RK))
+
+    def of_one_rank(wanted: Any, top_R: torch.Tensor, log_sum_R: torch.Tensor, group: Any) -> Any:
+        """The others of this rank's part of the vocabulary are all others."""
+        rest_R = wanted._rest_sum_R.log() + wanted._rest_top_R + top_R
+        return right_rest(wanted, top_R, log_sum_R, group)[0], rest_R - log_sum_R
+
+    def twice(coefs_T: torch.Tensor, *given: Any) -> Any:
+        return right_loss(coefs_T.square(), *given)
+
+    return {
+        "distill-without-the-rest": [("yatt.trainer.forward.passes.likeliest_kl", without_rest)],
+        "distill-at-temperature-one": [("yatt.trainer.forward.passes.wanted_logprobs", at_one)],
+        "distill-ids-of-another-rank": [("yatt.trainer.forward.passes.wanted_logprobs", shifted)],
+        "distill-rest-of-one-rank": [("yatt.trainer.forward.logprobs._Wanted.logprobs", of_one_rank)],
+        "distill-coefficient-twice": [("yatt.trainer.update.objective._distill_loss", twice)],
     }[name]

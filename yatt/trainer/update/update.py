@@ -246,7 +246,7 @@ def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[
     broadcast_over_model(size)
     if len(body) != int(size):
         body = torch.empty(int(size), dtype=torch.uint8)
-    for piece in body.split(PIECE_BYTES):  # a teacher's likeliest tokens make it large
+    for piece in torch.split(body, PIECE_BYTES):  # a teacher's likeliest tokens make it large
         shared = piece.to(device)
         broadcast_over_model(shared)
         piece.copy_(shared)
