@@ -73,7 +73,7 @@ def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
             f"{key}.model: {genrm.model} has another tokenizer than {config.model.path}, so its log-probs "
             "would be of other tokens; name a teacher of the policy's family."
         )
-    for folder in (genrm.model, config.model.path):
+    for folder in (genrm.model, config.model.path) if genrm.top_k else ():
         values = read_config(folder)
         text = values.get("text_config", values)
         size = text.get("vocab_size") if isinstance(text, dict) else None
