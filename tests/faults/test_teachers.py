@@ -55,7 +55,7 @@ def test_a_student_comes_near_its_teachers_without_a_reward(tmp_path: Path) -> N
 def test_a_student_comes_near_its_teachers_by_a_loss_alone(tmp_path: Path) -> None:
     """A whole run: the teachers' likeliest tokens pass through engine, controller, kept groups and ranks, and
     the loss that is made of them is all that is learned."""
-    found = calm_and_disturbed(tmp_path, top_k=12, coef=2.0)
+    found = calm_and_disturbed(tmp_path, kills_trainer=True, top_k=12, coef=2.0)
     divergences = [row["distill/kl"] for row in found]
     assert fmean(divergences[-3:]) < 0.8 * fmean(divergences[:3]), "in nats"
     assert all(0.1 < row["distill/mass_top_k"] < 1.0 for row in found)
@@ -64,9 +64,13 @@ def test_a_student_comes_near_its_teachers_by_a_loss_alone(tmp_path: Path) -> No
         assert row["actor/grad_norm"] > 0 and {f"critic/score/{name}/mean" for name in SOURCES} & row.keys()
 
 
-def calm_and_disturbed(folder: Path, **more: Any) -> list[dict[str, Any]]:
+def calm_and_disturbed(folder: Path, *, kills_trainer: bool = False, **more: Any) -> list[dict[str, Any]]:
     """Runs twice, once with the engine of a teacher killed: neither metrics nor the final state may differ.
-    Returns the rows of metrics."""
+    Returns the rows of metrics.
+
+    Args:
+        kills_trainer: kills a trainer rank later, so that another attempt goes on.
+    """
     teachers = {
         name: make_qwen3(folder / name, tied=False, seed=seed, head=0.3)
         for seed, name in enumerate(SOURCES, 1)
@@ -76,12 +80,22 @@ def calm_and_disturbed(folder: Path, **more: Any) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stdout + done.stderr
     process = start("run", str(disturbed.write()))
 
+    def num_trained() -> int:
+        file = disturbed.run_dir / "metrics.jsonl"
+        return len(rows(file)) if file.is_file() else 0
+
     def hit() -> bool:
         begun = [e for e in events(disturbed, "worker.start") if e["worker"].startswith("genrm-word")]
-        pid = begun[-1]["pid"] if begun else 0
+        pid = begun[-1]["pid"] if begun and num_trained() else 0
         return living(disturbed.run_dir).get(pid) == "yatt.genrm" and kill(pid)
 
+    def hit_trainer() -> bool:
+        pids = [pid for pid, name in living(disturbed.run_dir).items() if name == "yatt.trainer"]
+        return bool(num_trained() > 3 and pids) and kill(pids[0])
+
     wait_for(hit, timeout_s=60, what="a teacher's engine")
+    if kills_trainer:
+        wait_for(hit_trainer, timeout_s=60, what="a trainer rank")
     finish(process)
     assert metrics(disturbed) == metrics(calm)
     assert final_state(disturbed) == final_state(calm)
