@@ -15,12 +15,13 @@ from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_scoring import HANGS, ROLES, Bench, good
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.groups.kept_files import KeptGroup, encode_group
 from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.control.rollouts.scoring.subject import Judged
 from yatt.core.samples.teaching import rewarded_turns
 from yatt.core.samples.verdict import transformed_values
 from yatt.engine.script import scripted_score
-from yatt.records import message as m
+from yatt.records import cluster as c, message as m
 from yatt.records.episode import Likeliest, Turn
 
 SAMPLE = m.SampleRequest(
@@ -214,6 +215,18 @@ def test_a_teacher_with_top_k_rewards_nothing_and_its_likeliest_tokens_go_with_t
     assert cut.likeliest == Likeliest(2, m.pack_ids(IDS[:2]), m.pack_floats(logs[:2]), 0.5)
     assert first.size_bytes - cut.size_bytes == 4 + 4 + 2 * 8
     assert m.Rollout(sample_id=0, turns=tuple(sample.turns)).size_bytes == 4 * (2 + 2 + 1 + 1 + 1) + 3 * 16
+
+
+def test_likeliest_tokens_are_kept_and_sent_as_they_are(tmp_path: Path) -> None:
+    """In kept groups, checkpoints and transfers of samples."""
+    bench = bench_with_teacher(tmp_path, [taught_more(IDS, [-0.5 - place for place in range(8)])], top_k=2)
+    sample = bench.score()
+    group = msgspec.structs.replace(bench.subject.group, samples=[sample])
+    kept = msgspec.msgpack.decode(encode_group(KeptGroup(group=group)), type=KeptGroup).group
+    assert kept.samples[0].turns == sample.turns and kept.samples[0].is_taught
+    body = c.SampleTransfer(iteration=3, rollouts=tuple(kept.rollouts().values()))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=c.SampleTransfer)
+    assert sent == body and sent.rollouts[0].turns[1:] == tuple(sample.turns)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,9 @@ def test_likeliest_tokens_of_a_teacher_need_memory_of_the_trainer_only():
     assert engines[0] == engines[1] == engines[2]
     heads = [plan_of(f"genrms=[{TEACHER % more}]").worst.head for more in said]
     assert heads[1] - heads[0] == heads[2] - heads[1] == 64 * (8 * 32_768 + 17 * 220)
+    hosts = [plan_of(f"genrms=[{TEACHER % more}]").hosts[0] for more in said]
+    batch = 8 * 64 * 128 * config_of().rollout.n * 30_720
+    assert hosts[1].total - hosts[0].total == 2 * batch + 3 * 8 * batch // 4, "TP 2 x DP 4 on one node"
     away = plan_of("algorithm.adv_estimator=gae", f"genrms=[{TEACHER % said[1]}]").worst.others
     assert away == plan_of("algorithm.adv_estimator=gae").worst.others, "a critic has none"
 
