@@ -120,7 +120,7 @@ def test_a_teacher_gives_the_likeliest_tokens_at_each_place(
     tmp_path_factory: pytest.TempPathFactory, kind: str
 ) -> None:
     """More than vLLM gives by default (20). Where it scores a token that is not among them, its row has one
-    more."""
+    more. An engine of vLLM has to start for it; no whole run."""
     pytest.importorskip(kind)
     count, model = 33, make_qwen3(tmp_path_factory.mktemp(kind) / "model", tied=True)
     engine = build_engine(kind, options_for(model, is_teacher=True, num_likeliest=count, deterministic=False))

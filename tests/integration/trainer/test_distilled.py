@@ -87,6 +87,7 @@ def test_gradients_are_the_formulas_in_every_layout(dense, paper, name):
 
 @pytest.mark.parametrize("name", TWO)
 def test_every_layout_learns_as_one_rank_does(dense, name):
+    """Two iterations of the same ranks; no whole run."""
     one, two = dense[1]["one"], dense[1][name]
     assert largest_difference(two.weights("final"), one.weights("final")) < 1e-5
     for iteration in (0, 1):
@@ -130,6 +131,7 @@ def test_metrics_are_means_over_the_taught_tokens(dense, paper):
 
 
 def test_planted_mistakes_are_found(dense, paper):
+    """In the gradients of the same ranks; no whole run."""
     for name, found in dense[1].items():
         if name in TWO or name in ("one", "beside", "samples", "rejected", "own", "still"):
             continue
