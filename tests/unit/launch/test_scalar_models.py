@@ -179,3 +179,10 @@ def test_a_teacher_reads_the_policys_tokens(tmp_path: Path) -> None:
     seeing = replace(config, data=replace(config.data, media_store="/store"))
     with pytest.raises(ConfigError, match="a teacher is shown no pictures, and prompts have some"):
         check_teacher(seeing, config.genrms[0], "genrms[0]")
+
+
+def test_a_loss_needs_no_reward_and_takes_one_completion_per_prompt(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("rewards:")] + "algorithm: {adv_estimator: reinforce_plus_plus}\n"
+    text += "rollout: {n: 1}\n" + TEACHER % "top_k: 64"
+    config = load_run_config([write(tmp_path, text)], [])
+    assert (config.top_k, config.rewards, config.rollout.n) == (64, (), 1)
