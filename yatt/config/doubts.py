@@ -47,6 +47,12 @@ def _sampling(config: RunConfig) -> Iterator[Doubt]:
             f"is {rollout.temperature:g} with algorithm.kl_in: {config.algorithm.kl_in}: the KL is of the "
             "policy at this temperature, not of the saved policy.",
         )
+    if rollout.temperature != 1 and config.top_k:
+        yield (
+            "rollout.temperature",
+            f"is {rollout.temperature:g} with genrms[].top_k: the policy at this temperature is brought to "
+            "the teacher at 1, not the saved policy.",
+        )
 
 
 def _rewards(config: RunConfig) -> Iterator[Doubt]:

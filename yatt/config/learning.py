@@ -36,6 +36,31 @@ def learning_faults(config: RunConfig) -> Iterator[Fault]:
             )
     yield from _critic(config)
     yield from _given(config)
+    yield from _teachers(config)
+
+
+def _teachers(config: RunConfig) -> Iterator[Fault]:
+    """Each completion has the loss of one teacher; a critic needs a reward beside it."""
+    losses = [(index, genrm) for index, genrm in enumerate(config.genrms) if genrm.top_k]
+    for place, (index, genrm) in enumerate(losses):
+        for _, other in losses[:place]:
+            common = sorted({*genrm.data_sources} & {*other.data_sources})
+            if common or not (genrm.data_sources and other.data_sources):
+                which = f"data source {common[0]}" if common else "some data source"
+                yield (
+                    f"genrms[{index}].data_sources",
+                    f"'{other.name}' and '{genrm.name}' have top_k, and completions of {which} would have "
+                    "the loss of both; write data_sources that differ, or one of them without top_k.",
+                )
+    weights = [each.weight for each in config.rewards]
+    weights += [each.weight for each in config.genrms if not each.top_k]
+    if losses and config.has_critic and not any(weights):
+        yield (
+            "algorithm.adv_estimator",
+            f"{GAE} without any reward: all returns are 0, so advantages are the noise of the critic's "
+            "values; write another estimator (reinforce_plus_plus takes one completion per prompt), or add a "
+            "reward.",
+        )
 
 
 def _adaptive_kl(config: RunConfig) -> Iterator[Fault]:

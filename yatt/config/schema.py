@@ -379,6 +379,11 @@ class RunConfig:
         return self.algorithm.adv_estimator == GAE and not self.algorithm.path
 
     @property
+    def top_k(self) -> int:
+        """The most likeliest tokens of a teacher that a loss is made of; 0: there is no such loss."""
+        return max((genrm.top_k for genrm in self.genrms), default=0)
+
+    @property
     def critic_model(self) -> ModelSection:
         """The critic as a model: its folder in the policy's place."""
         return replace(self.model, path=self.critic.path or self.model.path)

@@ -140,6 +140,9 @@ class EngineOptions:
     is_teacher: bool = False
     """It gives the tokens of completions log-probs, and samples none."""
 
+    num_likeliest: int = 0
+    """Of a teacher: number of likeliest tokens that it gives too, where each token is scored."""
+
     arguments: Mapping[str, EngineValue] = field(default_factory=dict)
     """Options of the engine's library: `engine_args` of the run file."""
 
@@ -226,6 +229,7 @@ def genrm_options(
         arguments=genrm.engine_args,
         label=genrm.label if genrm.kind == "scalar" else -1,
         is_teacher=genrm.kind == "teacher",
+        num_likeliest=genrm.top_k,
         deterministic=deterministic,
         takes_pictures=takes_pictures(genrm.model),
         most_pictures=most_pictures,

@@ -2,10 +2,12 @@
 
 A scalar reward model gives each text the raw number of its head for the last token, whatever the model's
 padding token is: a padding token that is also the end of a text would give all texts the value of the token
-before. A teacher gives the tokens of a completion its log-probs.
+before. A teacher gives the tokens of a completion its log-probs, and may give the tokens that it finds
+likeliest in their places.
 """
 
-from collections.abc import Callable
+import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +15,11 @@ import torch
 
 from yatt.engine.media import refuse_media
 from yatt.engine.protocol import Engine, EngineKind, EngineOptions, prompt_and_room
-from yatt.engine.transformers import TransformersEngine
+from yatt.engine.transformers import TransformersEngine, chosen_entries
 from yatt.engine.vllm import Running, VllmEngine, chosen_logprobs, vllm_refusals
+from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.records.episode import Likeliest
 
 
 class ScalarTransformersEngine(TransformersEngine):
@@ -90,10 +94,15 @@ class TeacherTransformersEngine(TransformersEngine):
         if not self._waiting:
             return []
         request = self._waiting.popleft()
-        (logprobs,) = self.score([request.prompt_ids])
-        completed = self._completed(request, "stop")
-        scored = logprobs[request.sample.scored_from - 1 :]
-        return [msgspec.structs.replace(completed, logprobs=m.pack_floats(scored))]
+        logprobs_TV = self._logprobs_TV(request.prompt_ids)
+        completed, first = self._completed(request, "stop"), request.sample.scored_from - 1
+        scored = m.pack_floats(chosen_entries(logprobs_TV, request.prompt_ids)[first:])
+        count, likeliest = self._options.num_likeliest, None
+        if count:
+            top = logprobs_TV[first:].topk(count)
+            ids, values = (each.cpu().numpy() for each in (top.indices.int(), top.values))
+            likeliest = Likeliest(count, ids.tobytes(), values.tobytes())
+        return [msgspec.structs.replace(completed, logprobs=scored, likeliest=likeliest)]
 
 
 class TeacherVllmEngine(ScalarVllmEngine):
@@ -104,7 +113,8 @@ class TeacherVllmEngine(ScalarVllmEngine):
         self._first: dict[str, int] = {}  # by request: the first token that is scored
 
     def _more_arguments(self) -> dict[str, Any]:
-        return {}
+        count = self._options.num_likeliest
+        return {"max_logprobs": count} if count else {}
 
     def add(self, sample: m.SampleRequest) -> None:
         """See Engine.add."""
@@ -114,17 +124,45 @@ class TeacherVllmEngine(ScalarVllmEngine):
     def _parameters(self) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        count = self._options.num_likeliest
+        more = {"flat_logprobs": True} if count else {}  # two lists in place of an object for each log-prob
+        return SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=count, detokenize=False, **more
+        )  # fmt: skip
 
     def _valued(self, output: Any) -> m.Completed:
         first = self._first[output.request_id]
-        logprobs = chosen_logprobs(output.prompt_logprobs[first:], output.prompt_token_ids[first:])
+        scored, token_ids = output.prompt_logprobs[first:], output.prompt_token_ids[first:]
         completed = self._complete(output.request_id, "stop")
-        return msgspec.structs.replace(completed, logprobs=m.pack_floats(logprobs))
+        if not self._options.num_likeliest:
+            logprobs = chosen_logprobs(scored, token_ids)
+            return msgspec.structs.replace(completed, logprobs=m.pack_floats(logprobs))
+        own, likeliest = flat_rows(scored, token_ids, self._options.num_likeliest)
+        return msgspec.structs.replace(completed, logprobs=own, likeliest=likeliest)
 
     def _complete(self, request_id: str, reason: str) -> m.Completed:
         self._first.pop(request_id, None)
         return super()._complete(request_id, reason)
+
+
+def flat_rows(scored: Any, token_ids: Sequence[int], count: int) -> tuple[bytes, Likeliest]:
+    """Returns the packed log-probs of tokens, and the likeliest tokens in their places.
+
+    Args:
+        scored: vLLM's FlatLogprobs: a row for each token, the token itself and then the `count` likeliest,
+            among which it may be again.
+
+    Raises:
+        WorkerFailed: this vLLM has other rows.
+    """
+    ids, logprobs, width = array.array("i", scored.token_ids), array.array("f", scored.logprobs), count + 1
+    if len(ids) != width * len(token_ids) or ids[::width].tolist() != list(token_ids):
+        raise WorkerFailed(
+            "vLLM's rows of log-probs are not a token and the likeliest ones; report its version"
+        )
+    own = logprobs[::width].tobytes()
+    del ids[::width], logprobs[::width]
+    return own, Likeliest(count, ids.tobytes(), logprobs.tobytes())
 
 
 SCORING_ENGINES: dict[tuple[EngineKind, bool], Callable[[EngineOptions], Engine]] = {

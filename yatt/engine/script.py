@@ -12,6 +12,7 @@ GenRM's verdict). With lengths its first token is one of the keys, drawn by the 
 length; so an aborted and continued completion has the same length. No prompt may contain a key.
 """
 
+import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,16 @@ def scripted_score(token_ids: list[int], label: int) -> float:
     for token in token_ids:
         state = _mixed(state, token)
     return state % 2_000 / 1_000 - 1.0
+
+
+def scripted_likeliest(script: Script, token_ids: list[int], count: int) -> tuple[bytes, bytes]:
+    """A scripted teacher's likeliest tokens after each token, and their log-probs, packed [tokens, count]."""
+    ids, logprobs = array.array("i"), array.array("f")
+    for token in token_ids:
+        first = _mixed(0, token) % script.vocab_size
+        ids.extend((first + place) % script.vocab_size for place in range(count))
+        logprobs.extend(-(place + 1.0) for place in range(count))
+    return ids.tobytes(), logprobs.tobytes()
 
 
 def scripted_completion(

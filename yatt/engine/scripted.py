@@ -10,9 +10,17 @@ from dataclasses import dataclass
 
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
-from yatt.engine.script import Script, read_script, scripted_completion, scripted_logprobs, scripted_score
+from yatt.engine.script import (
+    Script,
+    read_script,
+    scripted_completion,
+    scripted_likeliest,
+    scripted_logprobs,
+    scripted_score,
+)
 from yatt.engine.weights.published import read_publication
 from yatt.records import message as m
+from yatt.records.episode import Likeliest
 
 
 @dataclass(slots=True)
@@ -24,6 +32,7 @@ class _Scripted:
     reason: str
     turns: int = 0
     score: float = 0.0
+    likeliest: Likeliest | None = None
 
 
 class ScriptedEngine:
@@ -65,8 +74,13 @@ class ScriptedEngine:
             self._running[sample.request_id] = _Scripted([], [], "stop", score=value)
             return
         if self._options.is_teacher:
-            known = scripted_logprobs(self._policy_version, prompt_ids)[sample.scored_from - 1 :]
-            self._running[sample.request_id] = _Scripted([], known, "stop")
+            first, count = sample.scored_from - 1, self._options.num_likeliest
+            known = scripted_logprobs(self._policy_version, prompt_ids)[first:]
+            scripted = _Scripted([], known, "stop")
+            if count:
+                found = scripted_likeliest(self._script, prompt_ids[first:-1], count)
+                scripted.likeliest = Likeliest(count, *found)
+            self._running[sample.request_id] = scripted
             return
         scripted = _Scripted(token_ids, logprobs, reason)
         self._cut_at_stop_text(scripted, sample.stop)
@@ -130,6 +144,7 @@ class ScriptedEngine:
         return m.Completed(
             request_id=request_id,
             score=scripted.score,
+            likeliest=scripted.likeliest,
             token_ids=m.pack_ids(scripted.token_ids[:said]),
             logprobs=m.pack_floats(scripted.logprobs[:said] if scripted.token_ids else scripted.logprobs),
             finish_reason=reason,

@@ -176,11 +176,15 @@ class TransformersEngine:
         """See Engine.score."""
         scores = []
         for ids in sequences:
-            ids_1T = torch.tensor([ids], device=self._options.device)
-            with torch.no_grad():
-                logprobs_TV = self._model(ids_1T).logits[0, :-1].float().log_softmax(-1)
-            scores.append(logprobs_TV.gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
+            scores.append(chosen_entries(self._logprobs_TV(ids), ids))
         return scores
+
+    def _logprobs_TV(self, ids: list[int]) -> Tensor:
+        """Log-probs of the whole vocabulary after each token but the last, float32, at temperature 1."""
+        ids_1T = torch.tensor([ids], device=self._options.device)
+        with torch.no_grad():
+            logprobs_TV: Tensor = self._model(ids_1T).logits[0, :-1].float().log_softmax(-1)
+        return logprobs_TV
 
     def compare_weights(self, policy_version: int, folder: str) -> Comparison:
         """See Engine.compare_weights."""
@@ -258,6 +262,13 @@ class TransformersEngine:
             finish_reason=reason,
             policy_version=self._policy_version,
         )
+
+
+def chosen_entries(logprobs_TV: Tensor, ids: list[int]) -> list[float]:
+    """Log-prob of each token but the first."""
+    next_T1 = torch.tensor(ids[1:], device=logprobs_TV.device)[:, None]
+    found: list[float] = logprobs_TV.gather(1, next_T1)[:, 0].tolist()
+    return found
 
 
 def sampled_token(logits_V: Tensor, sample: m.SampleRequest, chance: torch.Generator) -> tuple[int, float]:

@@ -61,12 +61,31 @@ class PlacedMedia(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return self.num_parts * self.grid[0], *self.grid[1:]
 
 
+class Likeliest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A teacher's `count` likeliest tokens at the position of each of some tokens, the likeliest first.
+
+    `ids` are int32 and `logprobs` float32, both packed [tokens, count]. `coef`: factor of the loss that is
+    made of them.
+    """
+
+    count: int
+    ids: bytes
+    logprobs: bytes
+    coef: float = 0.0
+
+    def of_tokens(self, first: int, end: int) -> "Likeliest":
+        """Those of some of the tokens."""
+        cut = slice(4 * self.count * first, 4 * self.count * end)
+        return msgspec.structs.replace(self, ids=self.ids[cut], logprobs=self.logprobs[cut])
+
+
 class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens of one turn. Only tokens that the policy sampled are trained on (`is_sampled`).
 
     `logprobs` are the sampler's, of each token of a sampled turn. `token_rewards` are added to the advantages
     of these tokens, float32; empty: none. `policy_versions` are spans (version, first
-    token, end token) in the turn. `finish_reason` is '' until the policy has ended its turn.
+    token, end token) in the turn. `finish_reason` is '' until the policy has ended its turn. `likeliest` are
+    the tokens that a teacher would rather have written.
     """
 
     token_ids: bytes
@@ -76,11 +95,23 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     finish_reason: str = ""
     media: tuple[PlacedMedia, ...] = ()
     token_rewards: bytes = b""
+    likeliest: Likeliest | None = None
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens."""
         return len(self.token_ids) // 4
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a teacher has said something about its tokens."""
+        return bool(self.token_rewards) or self.likeliest is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of token ids, log-probs, rewards of tokens, and a teacher's likeliest tokens."""
+        taught = 0 if self.likeliest is None else len(self.likeliest.ids) + len(self.likeliest.logprobs)
+        return len(self.token_ids) + len(self.logprobs) + len(self.token_rewards) + taught
 
     def shorter(self, num_tokens: int) -> "Turn":
         """This turn with its first `num_tokens` tokens only."""
@@ -92,6 +123,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return msgspec.structs.replace(
             self, token_ids=self.token_ids[: 4 * num_tokens], logprobs=self.logprobs[: 4 * num_tokens],
             policy_versions=spans, token_rewards=self.token_rewards[: 4 * num_tokens],
+            likeliest=self.likeliest and self.likeliest.of_tokens(0, num_tokens),
         )  # fmt: skip
 
     def longer(self, ids: bytes, logprobs: bytes, policy_version: int) -> "Turn":

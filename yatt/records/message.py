@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from yatt.records.episode import MediaRef as MediaRef, PlacedMedia as PlacedMedia, Turn as Turn
+from yatt.records.episode import Likeliest, MediaRef as MediaRef, PlacedMedia as PlacedMedia, Turn as Turn
 from yatt.records.load import StepSums
 from yatt.records.media import (
     MediaFault as MediaFault,
@@ -166,10 +166,9 @@ MEDIA_FAULT = "media_fault"
 class Completed(Message, frozen=True, kw_only=True):
     """The tokens that the engine sampled.
 
-    `finish_reason`: stop, length, abort; error (the request is refused, `error` has the reason); lost (the
-    engine failed, the request is to be sent again). Only controllers write moved (the engine was put to
-    sleep: the request goes on elsewhere with these tokens) and media_fault (`error` says why a picture cannot
-    be used). `score`: of a scalar reward model.
+    `finish_reason`: stop, length, abort; error (refused, see `error`); lost (the engine failed: it is to be
+    sent again). Only controllers write moved (the engine sleeps: the request goes on elsewhere) and
+    media_fault (see `error`). `score`: of a scalar reward model. `likeliest`: of a teacher, by scored token.
     """
 
     request_id: str
@@ -179,6 +178,7 @@ class Completed(Message, frozen=True, kw_only=True):
     policy_version: int
     error: str = ""
     score: float = 0.0
+    likeliest: Likeliest | None = None
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True):
@@ -276,8 +276,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of token ids, log-probs and rewards of tokens."""
-        return sum(len(t.token_ids) + len(t.logprobs) + len(t.token_rewards) for t in self.turns)
+        """Bytes of all turns."""
+        return sum(turn.size_bytes for turn in self.turns)
 
 
 class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

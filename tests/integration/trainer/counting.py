@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.integration.trainer.program import make_config
 from yatt.adapters.node_local.host_segment import CRITIC, STATE, WEIGHTS
+from yatt.records.episode import Likeliest
 
 
 class LiveBytes(TorchDispatchMode):
@@ -88,6 +90,25 @@ def count(job: dict, folder: Path) -> dict[str, Any]:
     return counts
 
 
+def taught_sample(sample: Any, count: int, generator: torch.Generator) -> Any:
+    """The sample with that many likeliest tokens of a teacher."""
+    if not count:
+        return sample
+    drawn = torch.rand(sample.num_completion_tokens, 60, generator=generator).topk(count)
+    packed = (drawn.indices.int(), drawn.values.log_softmax(-1))
+    taught = Likeliest(count, *(each.numpy().tobytes() for each in packed), 1.0)
+    return replace(sample, likeliest=((0, taught),))
+
+
+def logprobs_of(reader: Any, micro: Any, given: Any) -> torch.Tensor:
+    """Log-probs of the tokens, less their divergence from a teacher."""
+    taught = micro.sampled.taught
+    if taught is None:
+        return reader(micro, given)[0]
+    logprobs_T, _, kl = reader.taught(micro, given, taught)
+    return logprobs_T - taught.coefs_T * kl.kl_T
+
+
 def trained(policy: Any, config: Any, job: dict, known: set[int]) -> dict[str, Any]:
     from megatron.core import parallel_state as mpu
     from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -105,14 +126,15 @@ def trained(policy: Any, config: Any, job: dict, known: set[int]) -> dict[str, A
         start, samples = 0, []
         for length in lengths:
             ids = torch.randint(0, 60, (length + 1,), generator=generator).tolist()
-            samples.append(one_turn(ids[:1], ids[1:], start))
+            sample = one_turn(ids[:1], ids[1:], start)
+            samples.append(taught_sample(sample, job["layout"].get("top_k", 0), generator))
             start += length
         micros.append(micro_batch(samples, [s.sampler_logprobs for s in samples], cut, policy.device))
     reader = passes.reader_of(policy, 1.0)
     live, layers = LiveBytes(known), []
 
     def finish(index: int, micro: Any, given: Any) -> Any:
-        logprobs_T, _ = reader(micro, given)
+        logprobs_T = logprobs_of(reader, micro, given)
         return -logprobs_T.sum(), torch.tensor(len(micro.labels_T), dtype=torch.int32), {}
 
     def begin(*_: Any) -> None:

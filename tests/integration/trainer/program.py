@@ -25,6 +25,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from tests.integration.trainer.pictured import pictures_in, see_pictures, with_pictures
+from tests.integration.trainer.taught import with_teachers
 from tests.integration.trainer.traps import planted
 from tests.sliced_weights import packed_copy
 from tests.tiny_vision import probe_rows
@@ -38,6 +39,7 @@ from yatt.config.schema import (
     CorrectionSection,
     CriticSection,
     DataSection,
+    GenRMSection,
     ModelSection,
     OptimizerSection,
     PreferenceSection,
@@ -66,7 +68,7 @@ PROBE_LENGTHS = (7, 2, 12)
 NUM_PARTS = 2
 """Nodes of an engine, each with one GPU: what is published is read whole, and as each node has it."""
 
-NOT_OF_TRAINER = ("dtype", "bucket_size")
+NOT_OF_TRAINER = ("dtype", "bucket_size", "top_k")
 
 
 def make_config(
@@ -80,6 +82,7 @@ def make_config(
     critic: dict | None = None,
     kind: str = "rl",
     preference: dict | None = None,
+    is_taught: bool = False,
     **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
@@ -96,6 +99,7 @@ def make_config(
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
         critic=critic_of(critic or {}),
         preference=PreferenceSection(**(preference or {})),
+        genrms=(GenRMSection(name="teacher", model="unused", kind="teacher", top_k=9),) if is_taught else (),
     )
 
 
@@ -191,7 +195,7 @@ def plans(dp_size: int, num_steps: int = 2, *, has_empty: bool = True):
 
 def train_order(
     iteration: int, num_steps: int, masked: tuple[int, ...] = (), *, has_observations: bool = False,
-    pictures: str = "",
+    pictures: str = "", teachers: str = "",
 ) -> m.Train:  # fmt: skip
     """This rank's order: rollouts go to the first rank of each model copy only. The first iteration has an
     empty micro-batch."""
@@ -200,6 +204,8 @@ def train_order(
     facts, rollouts = samples(iteration, masked, has_observations=has_observations)
     if pictures:
         facts, rollouts = with_pictures(facts, rollouts, pictures_in(Path(pictures)))
+    if teachers:
+        facts, rollouts = with_teachers(facts, rollouts, has_rewards=teachers == "beside")
     plan = plans(mpu.get_data_parallel_world_size(), num_steps, has_empty=iteration == 1)
     mine = {
         number
@@ -236,8 +242,8 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     settings = job.get("optimizer", {})
     config = make_config(
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
-        pictures=job.get("pictures", ""), critic=job.get("critic"), kind=job.get("kind", "rl"),
-        preference=job.get("preference"), **settings,
+        pictures=job.get("pictures", ""), critic=job.get("critic"), is_taught="teachers" in job,
+        kind=job.get("kind", "rl"), preference=job.get("preference"), **settings,
     )  # fmt: skip
     if job.get("is_fork"):
         origin = replace(config.run.from_checkpoint, url="another run")
@@ -277,6 +283,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
             "turns" in job,
             lambda: ticks.append(1),
             job.get("pictures", ""),
+            job.get("teachers", ""),
         )
         act(at, action, argument, notes)
         notes["ticks_of"][action] = len(ticks) - before
@@ -337,6 +344,9 @@ class Place(NamedTuple):
     pictures: str = ""
     """Folder of prepared pictures, for samples that have some."""
 
+    teachers: str = ""
+    """Samples have teachers, `beside` rewards or alone."""
+
 
 def order_at(at: Place, iteration: int) -> m.Train:
     """The order to train on an iteration's samples; their pictures are seen."""
@@ -346,8 +356,9 @@ def order_at(at: Place, iteration: int) -> m.Train:
         return given_order(at.config.run.kind, iteration, keeps_groups=at.config.has_pairs)
     num_steps = 4 // at.config.trainer.mini_batch_size
     order = train_order(
-        iteration, num_steps, at.masked, has_observations=at.has_observations, pictures=at.pictures
-    )
+        iteration, num_steps, at.masked, has_observations=at.has_observations, pictures=at.pictures,
+        teachers=at.teachers,
+    )  # fmt: skip
     if at.pictures:
         see_pictures(at.worker, order, Path(at.pictures))
     return order

@@ -25,6 +25,7 @@ MODELS = {
     "tied": ("qwen3", True, {}),
     "wide": ("qwen3", False, {"num_hidden_layers": 2, "intermediate_size": 1280}),
     "vocabulary": ("qwen3", False, {"num_hidden_layers": 1, "vocab_size": 32000}),
+    "thin": ("qwen3", False, {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}),
     "qwen2": ("qwen2", False, {"num_hidden_layers": 3}),
     "experts": ("qwen3_moe", False, EXPERTS),
     "shared": ("qwen2_moe", False, EXPERTS | {"shared_expert_intermediate_size": 160}),
@@ -44,6 +45,7 @@ TP, SP = {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}
 CP, EP = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2}
 RECOMPUTE, FLOAT32, BF16 = {"recompute": "full"}, {"dtype": "float32"}, {"dtype": "bfloat16"}
+TAUGHT = {"top_k": 48}
 ONE, FOUR = [[1024]], [[1024]] * 4
 
 
@@ -65,6 +67,7 @@ JOBS = {
         ("tied", {}, ONE), ("vocabulary", RECOMPUTE, ONE), ("experts", {}, ONE), ("experts", RECOMPUTE, ONE),
         ("experts", FLOAT32, ONE), ("shared", {}, ONE), ("latent", {}, ONE), ("latent", RECOMPUTE, ONE),
         ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE), ("narrow", {}, ONE), ("narrow", RECOMPUTE, ONE),
+        ("thin", TAUGHT, ONE), ("vocabulary", RECOMPUTE | TAUGHT, ONE),
     ],
     2: [
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
@@ -118,7 +121,7 @@ def plan_of(job: dict, world: int) -> list[TrainerMemory]:
     )  # fmt: skip
     demand = TrainerDemand(
         shape=model.shape, parameters=table_of(model), section=config.trainer, share=share, num_rows=tokens,
-        num_moments=config.optimizer.num_moments, has_reference=False,
+        num_moments=config.optimizer.num_moments, has_reference=False, top_k=job["layout"].get("top_k", 0),
     )  # fmt: skip
     if job.get("has_critic"):
         critic = with_value_head(model)

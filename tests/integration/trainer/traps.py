@@ -1,4 +1,4 @@
-"""Mistakes about pictures, critics and given completions that trainers have made, to be planted in a rank."""
+"""Mistakes about pictures, critics, teachers and given completions that trainers have made, to be planted."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,8 +16,10 @@ from tests.integration.trainer.pictured import PAD
 def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
-        kind = name.partition("-")[0]
-        mistakes = {"critic": _critic_mistakes, "given": _given_mistakes}.get(kind, _mistakes)
+        of_subject = {
+            "critic": _critic_mistakes, "distill": _distill_mistakes, "given": _given_mistakes
+        }  # fmt: skip
+        mistakes = of_subject.get(name.split("-")[0], _mistakes)
         for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
@@ -157,4 +159,40 @@ def _given_mistakes(name: str) -> list[tuple[str, Any]]:
         "given-score-of-another-text": [("yatt.trainer.update.given.row_values", before)],
         "given-sums-of-one-rank": [("yatt.trainer.update.given.sum_over_context_parallel", lambda x: x)],
         "given-pairs-apart": [("tests.integration.trainer.given.plan_iteration", apart)],
+    }[name]
+
+
+def _distill_mistakes(name: str) -> list[tuple[str, Any]]:
+    from yatt.trainer.forward import logprobs, passes
+    from yatt.trainer.update import objective
+
+    right, right_kl, right_loss = logprobs.wanted_logprobs, passes.likeliest_kl, objective._distill_loss
+    right_rest = logprobs._Wanted.logprobs
+
+    def without_rest(teacher_TK: torch.Tensor, student_TK: torch.Tensor, rest_T: torch.Tensor) -> Any:
+        return right_kl(teacher_TK, student_TK, rest_T * 0)
+
+    def at_one(*given: Any) -> Any:
+        """At temperature 1, where the policy samples at another one."""
+        return right(*given[:4], 1.0, given[5])
+
+    def shifted(hidden_RH: torch.Tensor, weight_VH: torch.Tensor, *given: Any) -> Any:
+        """Ids counted from the next rank's part of the vocabulary."""
+        entries_RK = (given[3] + weight_VH.size(0)) % 62
+        return right(hidden_RH, weight_VH, *given[:3], torch.where(given[3] < 0, -1, entries_RK))
+
+    def of_one_rank(wanted: Any, top_R: torch.Tensor, log_sum_R: torch.Tensor, group: Any) -> Any:
+        """The others of this rank's part of the vocabulary are all others."""
+        rest_R = wanted._rest_sum_R.log() + wanted._rest_top_R + top_R
+        return right_rest(wanted, top_R, log_sum_R, group)[0], rest_R - log_sum_R
+
+    def twice(coefs_T: torch.Tensor, *given: Any) -> Any:
+        return right_loss(coefs_T.square(), *given)
+
+    return {
+        "distill-without-the-rest": [("yatt.trainer.forward.passes.likeliest_kl", without_rest)],
+        "distill-at-temperature-one": [("yatt.trainer.forward.passes.wanted_logprobs", at_one)],
+        "distill-ids-of-another-rank": [("yatt.trainer.forward.passes.wanted_logprobs", shifted)],
+        "distill-rest-of-one-rank": [("yatt.trainer.forward.logprobs._Wanted.logprobs", of_one_rank)],
+        "distill-coefficient-twice": [("yatt.trainer.update.objective._distill_loss", twice)],
     }[name]

@@ -145,3 +145,13 @@ def test_returns_of_one_long_sample_among_many_take_no_table_of_samples_and_posi
     returns_T[7 : 7 + longest] = rewards_N[7].double() * gamma**left_T
     whole_T = (returns_T - returns_T.mean()) / (returns_T.var() + 1e-8).sqrt()
     assert torch.allclose(found_T, whole_T.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+)
+def test_without_any_reward_nothing_is_learned_but_what_else_is_in_the_loss(estimator):
+    """As with a teacher whose distribution is the loss; also with one completion per prompt."""
+    for groups in (GROUPS, range(len(GROUPS))):
+        nothing = replace(table(), rewards_N=torch.zeros(len(GROUPS)), groups_N=torch.tensor([*groups]))
+        assert not advantages(estimator, nothing).any()

@@ -15,13 +15,14 @@ from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_scoring import HANGS, ROLES, Bench, good
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.control.gpus.engines import ABORTED
+from yatt.control.rollouts.groups.kept_files import KeptGroup, encode_group
 from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.control.rollouts.scoring.subject import Judged
 from yatt.core.samples.teaching import rewarded_turns
 from yatt.core.samples.verdict import transformed_values
 from yatt.engine.script import scripted_score
-from yatt.records import message as m
-from yatt.records.episode import Turn
+from yatt.records import cluster as c, message as m
+from yatt.records.episode import Likeliest, Turn
 
 SAMPLE = m.SampleRequest(
     request_id="x", prompt_ids=b"", seed=0, temperature=0.0, top_p=1.0, top_k=-1, max_tokens=1
@@ -188,3 +189,59 @@ def test_a_teacher_that_leaves_out_a_token_costs_the_group(tmp_path: Path, given
     """Though its score has no weight: without its rewards the sample would be trained on as any other."""
     sample = bench_with_teacher(tmp_path, [given]).score()
     assert "gave no log-prob of some tokens" in sample.failed
+
+
+IDS = [*range(10, 18)]
+"""Two likeliest tokens at each of four places."""
+
+
+def taught_more(ids: list[int], logprobs: list[float], count: int = 2) -> m.Completed:
+    likeliest = Likeliest(count, m.pack_ids(ids), m.pack_floats(logprobs))
+    return msgspec.structs.replace(taught(-1.5, -1.0, -9.0, -2.0), likeliest=likeliest)
+
+
+def test_a_teacher_with_top_k_rewards_nothing_and_its_likeliest_tokens_go_with_the_turns(
+    tmp_path: Path,
+) -> None:
+    logs = [-0.5 - place for place in range(8)]
+    sample = bench_with_teacher(tmp_path, [taught_more(IDS, logs)], coef=0.5, top_k=2).score()
+    first, observed, last = sample.turns
+    assert not any(turn.token_rewards for turn in sample.turns) and observed.likeliest is None
+    assert first.likeliest == Likeliest(2, m.pack_ids(IDS[:4]), m.pack_floats(logs[:4]), 0.5)
+    assert last.likeliest == Likeliest(2, m.pack_ids(IDS[6:]), m.pack_floats(logs[6:]), 0.5)
+    assert sample.scores["judge"] == pytest.approx(0.5), "as of a teacher that rewards"
+    assert sample.is_taught and first.is_taught and not observed.is_taught
+    cut = first.shorter(1)
+    assert cut.likeliest == Likeliest(2, m.pack_ids(IDS[:2]), m.pack_floats(logs[:2]), 0.5)
+    assert first.size_bytes - cut.size_bytes == 4 + 4 + 2 * 8
+    assert m.Rollout(sample_id=0, turns=tuple(sample.turns)).size_bytes == 4 * (2 + 2 + 1 + 1 + 1) + 3 * 16
+
+
+def test_likeliest_tokens_are_kept_and_sent_as_they_are(tmp_path: Path) -> None:
+    """In kept groups, checkpoints and transfers of samples."""
+    bench = bench_with_teacher(tmp_path, [taught_more(IDS, [-0.5 - place for place in range(8)])], top_k=2)
+    sample = bench.score()
+    group = msgspec.structs.replace(bench.subject.group, samples=[sample])
+    kept = msgspec.msgpack.decode(encode_group(KeptGroup(group=group)), type=KeptGroup).group
+    assert kept.samples[0].turns == sample.turns and kept.samples[0].is_taught
+    body = c.SampleTransfer(iteration=3, rollouts=tuple(kept.rollouts().values()))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=c.SampleTransfer)
+    assert sent == body and sent.rollouts[0].turns[1:] == tuple(sample.turns)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (taught(-1.5, -1.0, -9.0, -2.0), "no 2 likeliest tokens"),
+        (taught_more(IDS, [-1.0] * 8, count=4), "no 2 likeliest tokens"),
+        (taught_more(IDS[:6], [-1.0] * 8), "no 2 likeliest tokens at some places"),
+        (taught_more(IDS, [-1.0] * 9), "no 2 likeliest tokens at some places"),
+        (taught_more([*IDS[:7], -1], [-1.0] * 8), "ids that are no tokens"),
+        (taught_more(IDS, [*[-1.0] * 7, math.nan]), "log-probs that are none"),
+        (taught_more(IDS, [*[-1.0] * 7, -math.inf]), "log-probs that are none"),
+        (taught_more(IDS, [*[-1.0] * 7, 0.5]), "log-probs that are none"),
+    ],
+)
+def test_likeliest_tokens_that_are_none_cost_the_group(tmp_path: Path, given: m.Completed, why: str) -> None:
+    sample = bench_with_teacher(tmp_path, [given], top_k=2).score()
+    assert f"GenRM 'judge' gave {why}" in sample.failed and not sample.is_taught

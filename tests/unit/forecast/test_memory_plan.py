@@ -134,6 +134,20 @@ def test_a_teacher_has_logits_beside_its_share_of_the_gpu(batched, tokens, befor
     assert batched == 4096 or f"logits need {engine.logits / GIB:.1f} GiB" in said, said
 
 
+def test_likeliest_tokens_of_a_teacher_need_memory_of_the_trainer_only():
+    """Ids and log-probs at each of 32,768 rows, and 17 bytes of each of a chunk's 220 rows."""
+    said = ("", ", top_k: 64", ", top_k: 128")
+    engines = [judge_of(TEACHER % more)[0] for more in said]
+    assert engines[0] == engines[1] == engines[2]
+    heads = [plan_of(f"genrms=[{TEACHER % more}]").worst.head for more in said]
+    assert heads[1] - heads[0] == heads[2] - heads[1] == 64 * (8 * 32_768 + 17 * 220)
+    hosts = [plan_of(f"genrms=[{TEACHER % more}]").hosts[0] for more in said]
+    batch = 8 * 64 * 128 * config_of().rollout.n * 30_720
+    assert hosts[1].total - hosts[0].total == 2 * batch + 3 * 8 * batch // 4, "TP 2 x DP 4 on one node"
+    away = plan_of("algorithm.adv_estimator=gae", f"genrms=[{TEACHER % said[1]}]").worst.others
+    assert away == plan_of("algorithm.adv_estimator=gae").worst.others, "a critic has none"
+
+
 def test_host_memory_that_is_too_small_is_named():
     plan = plan_of()
     assert "host memory" in dict(memory_faults(plan, 100 * GIB))["launch.nodes"]

@@ -1,6 +1,7 @@
 """Folders of scalar reward models before the start, and keys that only one kind of GenRM has."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.tiny_models import make_tokenizer
 from tests.unit.config.test_load import GOOD, mistakes, write
+from yatt.config.doubts import doubtful_settings
 from yatt.config.load import load_run_config
 from yatt.config.schema import GenRMSection
 from yatt.errors import ConfigError
@@ -96,6 +98,9 @@ TEACHER = "genrms: [{name: j, model: /m, kind: teacher, %s}]\n"
         ("weight: 2.0", "weight: has no effect with kind: teacher"),
         ("chat: true", "chat: has no effect with kind: teacher"),
         ("label: 1", "label: is for kind: scalar"),
+        ("top_k: 129", "top_k"),
+        ("top_k: 8, coef: 0.0", "coef: 0 with top_k is no loss that brings the policy near the teacher"),
+        ("top_k: 8, coef: -1.0", "write a number above 0, or remove top_k."),
         ("api: {url: 'http://j:1/v1'}", "kind: teacher needs an engine of the run"),
     ],
 )
@@ -103,6 +108,53 @@ def test_a_teacher_has_a_factor_and_data_sources_only(tmp_path: Path, more: str,
     load_run_config([write(tmp_path, GOOD + TEACHER % "coef: 0.5, data_sources: [a, b]")], [])
     assert says in mistakes(tmp_path, GOOD + TEACHER % more)
     assert "coef: is for kind: teacher; remove it." in mistakes(tmp_path, GOOD + TEXT % "coef: 0.5")
+    assert "top_k: is for kind: teacher; remove it." in mistakes(tmp_path, GOOD + TEXT % "top_k: 8")
+
+
+TWO = "genrms: [{name: a, model: /m, kind: teacher, %s}, {name: b, model: /m, kind: teacher, %s}]\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("top_k: 8, data_sources: [x, y]", "top_k: 4, data_sources: [y, z]", "completions of data source y"),
+        ("top_k: 8, data_sources: [x]", "top_k: 4", "completions of some data source would have the loss of"),
+    ],
+)
+def test_a_completion_has_the_loss_of_one_teacher(tmp_path: Path, first: str, second: str, says: str) -> None:
+    said = mistakes(tmp_path, GOOD + TWO % (first, second))
+    assert "genrms[1].data_sources: 'a' and 'b' have top_k, and " in said and says in said
+    assert "write data_sources that differ, or one of them without top_k." in said
+    for other in ("top_k: 4, data_sources: [z]", "coef: 1.0"):
+        load_run_config([write(tmp_path, GOOD + TWO % (first, other))], [])
+
+
+def test_a_critic_needs_a_reward_beside_the_loss_of_a_teacher(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("rewards:")] + "algorithm: {adv_estimator: gae}\n" + TEACHER
+    said = mistakes(tmp_path, text % "top_k: 8")
+    assert "algorithm.adv_estimator: gae without any reward: all returns are 0" in said
+    load_run_config([write(tmp_path, text % "coef: 1.0")], [])
+
+
+def test_another_temperature_is_told(tmp_path: Path) -> None:
+    for temperature, more, is_told in ((0.8, "top_k: 8", True), (1.0, "top_k: 8", False), (0.8, "", False)):
+        text = GOOD + f"rollout: {{temperature: {temperature}}}\n" + TEACHER % more
+        config = load_run_config([write(tmp_path, text)], [])
+        told = dict(doubtful_settings(config)).get("rollout.temperature", "")
+        assert ("is brought to the teacher at 1, not the saved policy" in told) is is_told
+
+
+def test_likeliest_tokens_are_not_all_of_a_vocabulary(tmp_path: Path) -> None:
+    for name, size in (("policy", 40), ("teacher", 64)):
+        make_tokenizer(tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size}))
+    text = (GOOD + TEACHER).replace("/models/qwen3", str(tmp_path / "policy"))
+    text = text.replace("model: /m", f"model: {tmp_path / 'teacher'}")
+    for count, says in ((39, ""), (40, "40 of 40 tokens of .*policy leaves none for the others; write 39"),
+                        (70, "70 of 64 tokens of .*teacher leaves none")):  # fmt: skip
+        config = load_run_config([write(tmp_path, text % f"top_k: {count}")], [])
+        with pytest.raises(ConfigError, match=rf"genrms\[0\]\.top_k: {says}") if says else nullcontext():
+            check_teacher(config, config.genrms[0], "genrms[0]")
 
 
 def test_a_teacher_reads_the_policys_tokens(tmp_path: Path) -> None:
@@ -127,3 +179,10 @@ def test_a_teacher_reads_the_policys_tokens(tmp_path: Path) -> None:
     seeing = replace(config, data=replace(config.data, media_store="/store"))
     with pytest.raises(ConfigError, match="a teacher is shown no pictures, and prompts have some"):
         check_teacher(seeing, config.genrms[0], "genrms[0]")
+
+
+def test_a_loss_needs_no_reward_and_takes_one_completion_per_prompt(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("rewards:")] + "algorithm: {adv_estimator: reinforce_plus_plus}\n"
+    text += "rollout: {n: 1}\n" + TEACHER % "top_k: 64"
+    config = load_run_config([write(tmp_path, text)], [])
+    assert (config.top_k, config.rewards, config.rollout.n) == (64, (), 1)

@@ -82,8 +82,11 @@ class RewardSection:
         return self.scope
 
 
+MOST_LIKELIEST = 128
+"""Most likeliest tokens of a teacher: a completion's have 8 bytes each, for each of its tokens."""
+
 _OF_SCALARS = ("transform", "label")
-_OF_TEACHERS = ("coef", "data_sources")
+_OF_TEACHERS = ("coef", "data_sources", "top_k")
 _OF_TEXTS = (
     "judging", "pairs", "swap_positions", "scores_by", "votes", "path", "function", "timeout_s", "verdict",
     "max_tokens", "temperature", "stop", "retries", "retry_temperature", "on_unparsable", "unparsable_score",
@@ -106,7 +109,8 @@ class GenRMSection:
     kind: Literal["text", "scalar", "teacher"] = "text"
     """text: it writes a verdict. scalar: its folder's class is named ...ForSequenceClassification; the score
     is the raw number that its head gives the text of `template`, or with `chat: true` the conversation.
-    teacher: a model with the policy's tokenizer, whose log-probs the policy's tokens are rewarded by."""
+    teacher: a model with the policy's tokenizer, whose log-probs the policy's tokens are rewarded by, or
+    whose likeliest tokens the policy is brought to (`top_k`)."""
 
     transform: Literal["none", "sigmoid", "standardize"] = "none"
     """scalar: the score from the number. standardize: less the mean of the prompt's completions, divided by
@@ -118,7 +122,12 @@ class GenRMSection:
     coef: Annotated[float, FINITE] = 1.0
     """teacher: factor of what is added to each sampled token's advantage: the teacher's log-prob less the
     sampler's (distillation on the policy's own tokens). Its mean over a completion is the score, which has no
-    weight in the reward."""
+    weight in the reward. With `top_k`: factor of the loss."""
+
+    top_k: Annotated[int, range_between(0, MOST_LIKELIEST)] = 0
+    """teacher: 0: it rewards tokens, see `coef`. Above: instead, each sampled token's loss gains `coef` times
+    the KL divergence of the policy from the teacher (forward KL) over so many of the teacher's likeliest
+    tokens there, with all others as one."""
 
     data_sources: tuple[Annotated[str, LINE], ...] = ()
     """teacher: only for rows of these data sources; empty: for all."""
@@ -254,6 +263,11 @@ class GenRMSection:
             f"kind: {self.kind} needs an engine of the run; a service gives text. Remove api.",
         )
         if self.kind == "teacher":
+            rule(
+                not self.top_k or self.coef > 0,
+                f"coef: {self.coef:g} with top_k is no loss that brings the policy near the teacher; write a "
+                "number above 0, or remove top_k.",
+            )
             return
         rule(
             bool(self.template) != self.chat,

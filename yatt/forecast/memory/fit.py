@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from yatt.adapters.node_local.host_segment import aligned_size
 from yatt.config.schema import RunConfig
-from yatt.config.sizes import engine_node_gpus, slab_gpus
+from yatt.config.sizes import engine_node_gpus, num_trainer_nodes, slab_gpus
 from yatt.control.gpus.unfit import PROCESS_BYTES
 from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
 from yatt.forecast.memory.fetching import slice_sizes
 from yatt.forecast.memory.parameters import table_of
+from yatt.forecast.memory.ranks import planned_layout
 from yatt.forecast.memory.trainer import (
     OtherModels,
     TrainerMemory,
@@ -57,7 +58,7 @@ class HostMemory:
         given: the former version of the weights that other nodes fetch (`placement.send_changes`).
         genrms: weights of GenRMs that sleep.
         media: prepared pictures, if the run file says how much.
-        processes: beside these.
+        processes: beside these; on a trainer node with teachers' likeliest tokens, see `likeliest_bytes`.
     """
 
     kind: str
@@ -109,7 +110,7 @@ def host_memory(
         given=given,
         media=media,
         genrms=0 if is_split else _sleeping(engines, _genrm_gpus(config)),
-        processes=PROCESS_BYTES * (gpus + num_engines),
+        processes=PROCESS_BYTES * (gpus + num_engines) + likeliest_bytes(config),
     )
     if not is_split:
         return [trainer]
@@ -123,6 +124,17 @@ def host_memory(
         processes=PROCESS_BYTES * gpus,
     )
     return [trainer, engine]
+
+
+def likeliest_bytes(config: RunConfig) -> int:
+    """Bytes of teachers' likeliest tokens (`genrms[].top_k`) on a trainer node, if all completions of a batch
+    are of the maximum length: the controller has its groups' and sends them on; each rank of a model copy has
+    all of that copy's, as they come, as they are shared, and in micro-batches."""
+    section, nodes = config.trainer, num_trainer_nodes(config)
+    gpus, whole = config.launch.gpus_per_node, 8 * config.top_k * config.rollout.max_response_tokens
+    whole *= section.train_batch_size * config.rollout.n
+    layout = planned_layout(section, nodes * gpus)
+    return 2 * whole // nodes + 3 * gpus * whole // max(layout.dp, 1)
 
 
 def _critic_copies(others: OtherModels) -> int:

@@ -28,6 +28,10 @@ PART_BYTES, NUM_SLOTS = 512 << 20, 3
 INDEX_BYTES = 24
 """Per token: the token, its position and its row of logits, as int64."""
 
+LIKELIEST_COPY, LIKELIEST_BYTES, LIKELIEST_LEFT, LIKELIEST_CHUNK = 8, 28, 8, 17
+"""Per token and likeliest token of a teacher: ids and log-probs as they come from the host, and as the head
+takes them; what of them is left in the head's backward pass, and what a chunk needs then."""
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -40,6 +44,7 @@ class TrainerDemand:
         num_rows: positions of a micro-batch whose logits are needed, at most.
         has_reference: a reference model is on the GPU too.
         critic: of a critic, which is on the GPU too.
+        top_k: likeliest tokens of a teacher, at each row.
     """
 
     shape: Shape
@@ -50,6 +55,7 @@ class TrainerDemand:
     num_rows: int
     has_reference: bool
     critic: "TrainerDemand | None" = None
+    top_k: int = 0
 
     @property
     def layout(self) -> RankLayout:
@@ -146,11 +152,14 @@ def trainer_demand(
         share=share,
         num_rows=share.num_tokens,
         has_reference=config.has_reference,
+        top_k=config.top_k,
     )
     if critic is None:
         return policy
     num_moments = config.critic.optimizer.num_moments
-    its = replace(policy, shape=critic[0], parameters=critic[1], num_moments=num_moments, has_reference=False)
+    its = replace(
+        policy, shape=critic[0], parameters=critic[1], num_moments=num_moments, has_reference=False, top_k=0
+    )  # fmt: skip
     return replace(policy, critic=its)
 
 
@@ -297,4 +306,8 @@ def _head(demand: TrainerDemand) -> int:
     chunks = chunk * 3 * FLOAT + (chunk * item if rows < demand.num_rows else 0)
     chunks += entries * hidden * FLOAT + demand.num_rows * hidden * item
     last_norm = 4 * FLOAT * hidden * share.num_held  # its backward pass, when rows and chunks are free
-    return kept + max(rows_bytes + chunks, last_norm)
+    copied = 0 if share.kernels == "cpu" else LIKELIEST_COPY
+    likeliest = demand.num_rows * demand.top_k * (copied + LIKELIEST_BYTES)  # of the forward pass
+    forward = rows_bytes + chunk * 3 * FLOAT + likeliest
+    chunks += demand.top_k * (demand.num_rows * LIKELIEST_LEFT + min(rows, demand.num_rows) * LIKELIEST_CHUNK)
+    return kept + max(rows_bytes + chunks, forward if likeliest else 0, last_norm)

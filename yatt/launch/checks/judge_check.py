@@ -59,10 +59,10 @@ def check_head(genrm: GenRMSection, key: str) -> None:
 
 
 def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
-    """Checks that a teacher reads the policy's token ids.
+    """Checks that a teacher reads the policy's token ids, and has as many likeliest ones as wanted.
 
     Raises:
-        ConfigError: its tokenizer has other tokens, or prompts have pictures.
+        ConfigError: its tokenizer has other tokens, or prompts have pictures; or `top_k` leaves no others.
     """
     if config.data.media_store:
         raise ConfigError(f"{key}.kind: a teacher is shown no pictures, and prompts have some; remove it.")
@@ -73,6 +73,15 @@ def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
             f"{key}.model: {genrm.model} has another tokenizer than {config.model.path}, so its log-probs "
             "would be of other tokens; name a teacher of the policy's family."
         )
+    for folder in (genrm.model, config.model.path) if genrm.top_k else ():
+        values = read_config(folder)
+        text = values.get("text_config", values)
+        size = text.get("vocab_size") if isinstance(text, dict) else None
+        if type(size) is int and 0 < size <= genrm.top_k:
+            raise ConfigError(
+                f"{key}.top_k: {genrm.top_k} of {size} tokens of {folder} leaves none for the others; write "
+                f"{size - 1} or less."
+            )
 
 
 def refuse_turned_experts(folder: str, key: str) -> None:

@@ -7,7 +7,8 @@ compute adjacent sequences of equal length as one batch. If all have one length,
 On CPU, padding sequences fill a stream up to one of few lengths, because a matrix product there compiles and
 keeps a kernel for each shape (`cpu_matmul`).
 
-Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens, R rows of logits.
+Suffixes: S tokens on this context-parallel rank, B sequences, T completion tokens, R rows of logits, K
+likeliest tokens of a teacher.
 """
 
 import functools
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from yatt.core.samples.placeholders import placed_in
-from yatt.records.episode import Turn
+from yatt.records.episode import Likeliest, Turn
 from yatt.records.message import PlacedMedia, Rollout
 from yatt.trainer.attention.media_batch import (
     AddedLevels,
@@ -31,6 +32,21 @@ from yatt.trainer.attention.media_batch import (
     media_batch,
 )
 from yatt.trainer.attention.varlen import VarlenBounds, varlen_bounds
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtTokens:
+    """A teacher's likeliest tokens in the places of completion tokens, on the host.
+
+    Args:
+        ids_TK: int32; -1 where there are fewer than K.
+        logprobs_TK: the teacher's, float32; minus infinity there.
+        coefs_T: factor of each token's loss, float32; 0: no teacher has said anything.
+    """
+
+    ids_TK: Tensor
+    logprobs_TK: Tensor
+    coefs_T: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +58,7 @@ class TrainSample:
         is_sampled: bool, the loss mask: which of them the policy sampled. The first is never one.
         sampler_logprobs: float32, of the sampled tokens.
         token_rewards: float32, added to their advantages; None: 0.
+        likeliest: a teacher's likeliest tokens in the places of sampled ones, by the first of these.
         start: index of its first sampled token among those of the whole rollout batch.
         media: pictures in it; their places count from the first token.
     """
@@ -52,6 +69,7 @@ class TrainSample:
     start: int
     media: tuple[PlacedMedia, ...] = ()
     token_rewards: NDArray[np.float32] | None = None
+    likeliest: tuple[tuple[int, Likeliest], ...] = ()
 
     @property
     def num_completion_tokens(self) -> int:
@@ -98,10 +116,11 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron-core h
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """What came with completion tokens, float32: the sampler's log-probs, and what their advantages gain
-    (None: nothing)."""
+    (None: nothing); and what a teacher has said."""
 
     logprobs_T: Tensor
     rewards_T: Tensor | None
+    taught: TaughtTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +173,16 @@ def sample_of(rollout: Rollout, start: int) -> TrainSample:
         start=start,
         media=placed_in(turns),
         token_rewards=_token_rewards(turns),
+        likeliest=_likeliest(turns),
+    )
+
+
+def _likeliest(turns: Sequence[Turn]) -> tuple[tuple[int, Likeliest], ...]:
+    ends = itertools.accumulate(turn.num_tokens if turn.is_sampled else 0 for turn in turns)
+    return tuple(
+        (end - turn.num_tokens, turn.likeliest)
+        for turn, end in zip(turns, ends, strict=True)
+        if turn.likeliest is not None
     )
 
 
@@ -222,6 +251,7 @@ def micro_batch(
         sampled=SampledTokens(
             tensor(stream.sampler[held_T]),
             tensor(stream.rewards[held_T]) if stream.has_rewards else None,
+            stream.taught_at(held_T) if any(each.likeliest for each in samples) else None,
         ),
         samples_T=tensor(stream.samples[held_T]),
         lengths_N=torch.tensor([each.num_completion_tokens for each in samples], device=device),
@@ -271,6 +301,7 @@ class _Stream:
         self.flat, self.samples = np.full(length, -1, np.int64), np.zeros(length, np.int64)
         self.weights, self.sampler = np.zeros(length, np.float32), np.zeros(length, np.float32)
         self.rewards, self.has_rewards = np.zeros(length, np.float32), False
+        self.likeliest: list[tuple[NDArray[np.int64], Likeliest]] = []  # with the places of their tokens
 
     def put(self, at: int, number: int, sample: TrainSample, weights: NDArray[np.float32]) -> None:
         """Writes one sequence from position `at` on; its last token is only a label."""
@@ -283,7 +314,25 @@ class _Stream:
         self.sampler[completion] = sample.sampler_logprobs
         if sample.token_rewards is not None:
             self.rewards[completion], self.has_rewards = sample.token_rewards, True
+        for first, each in sample.likeliest:
+            num_tokens = len(each.ids) // (4 * each.count)
+            self.likeliest.append((completion[first : first + num_tokens], each))
         self.samples[completion] = number
+
+    def taught_at(self, held_T: NDArray[np.int64]) -> TaughtTokens:
+        """What a teacher has said of these places."""
+        rows, most = np.full(len(self.flat), -1, np.int64), max(each.count for _, each in self.likeliest)
+        rows[held_T] = np.arange(len(held_T))
+        ids_TK = np.full((len(held_T), most), -1, np.int32)
+        logprobs_TK = np.full((len(held_T), most), -np.inf, np.float32)
+        coefs_T = np.zeros(len(held_T), np.float32)
+        for places, each in self.likeliest:
+            is_held, rows_T = rows[places] >= 0, rows[places]
+            for target, raw in ((ids_TK, each.ids), (logprobs_TK, each.logprobs)):
+                found = np.frombuffer(raw, target.dtype.newbyteorder("<")).reshape(len(places), each.count)
+                target[rows_T[is_held], : each.count] = found[is_held]
+            coefs_T[rows_T[is_held]] = each.coef
+        return TaughtTokens(*(torch.from_numpy(each) for each in (ids_TK, logprobs_TK, coefs_T)))
 
 
 def _held_positions(bounds: list[int], cut: SequenceLayout) -> NDArray[np.int64]:

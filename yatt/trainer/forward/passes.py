@@ -25,9 +25,10 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor, nn
 
+from yatt.algo.kl import LikeliestKl, likeliest_kl
 from yatt.clock import monotonic_s
-from yatt.trainer.attention.batches import MicroBatch
-from yatt.trainer.forward.logprobs import VocabularyShard, token_logprobs
+from yatt.trainer.attention.batches import MicroBatch, TaughtTokens
+from yatt.trainer.forward.logprobs import VocabularyShard, token_logprobs, wanted_logprobs
 from yatt.trainer.forward.routes import Around, nothing_around
 from yatt.trainer.mcore.model import Policy, ValueHead
 
@@ -152,12 +153,33 @@ class Reader:
 
     def __call__(self, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the micro-batch's completion tokens, float32 [T] each."""
-        num_tokens, num_rows = len(micro.labels_T), given.hidden_RH.size(0)
-        labels_R = F.pad(micro.labels_T, (0, num_rows - num_tokens))  # R rows, so that matmul shapes are few
+        num_tokens, labels_R = len(micro.labels_T), self._labels_R(micro, given)
         logprobs_R, entropy_R = token_logprobs(
             given.hidden_RH, given.weight_VH, labels_R, self.shard, self.temperature
         )
         return logprobs_R[:num_tokens], entropy_R[:num_tokens]
+
+    def taught(
+        self, micro: MicroBatch, given: HeadInput, taught: TaughtTokens
+    ) -> tuple[Tensor, Tensor, LikeliestKl]:
+        """The same, and their divergence from the teacher's likeliest tokens. What the teacher's vocabulary
+        has beyond the model's, which is padding, counts among its other tokens."""
+        num_tokens, device = len(micro.labels_T), given.hidden_RH.device
+        ids_TK, teacher_TK = taught.ids_TK.to(device), taught.logprobs_TK.to(device)
+        is_padding_TK = ids_TK >= self.shard.vocab_size
+        ids_TK = ids_TK.masked_fill(is_padding_TK, -1)
+        teacher_TK = teacher_TK.masked_fill(is_padding_TK, -torch.inf)
+        wanted_RK = F.pad(ids_TK, (0, 0, 0, given.hidden_RH.size(0) - num_tokens), value=-1)
+        found = wanted_logprobs(
+            given.hidden_RH, given.weight_VH, self._labels_R(micro, given), self.shard, self.temperature,
+            wanted_RK,
+        )  # fmt: skip
+        kl = likeliest_kl(teacher_TK, found.wanted_RK[:num_tokens], found.rest_R[:num_tokens])
+        return found.labels_R[:num_tokens], found.entropy_R[:num_tokens], kl
+
+    def _labels_R(self, micro: MicroBatch, given: HeadInput) -> Tensor:
+        """The labels, padded to R rows, so that the shapes of matrix products are few."""
+        return F.pad(micro.labels_T, (0, given.hidden_RH.size(0) - len(micro.labels_T)))
 
 
 def reader_of(policy: Policy, temperature: float) -> Reader:

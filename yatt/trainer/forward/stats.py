@@ -50,6 +50,9 @@ def update_metrics(sums: dict[str, float], grad_norms: Sequence[float]) -> dict[
         f"actor/{name}": sums[name] / kept
         for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
     }
+    if taught := sums.get("taught", 0.0):
+        metrics["distill/kl"] = sums["distill_kl"] / taught
+        metrics["distill/mass_top_k"] = sums["mass_top_k"] / taught
     return metrics | {
         "actor/grad_norm": sum(grad_norms) / len(grad_norms),
         "rollout_corr/rollout_is_mean": sums["is_weight"] / kept,

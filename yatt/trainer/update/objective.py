@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yatt.algo.algorithm import Algorithm
 from yatt.algo.correction import ImportanceWeights, importance_weights, probability_differences
-from yatt.algo.kl import adapted_coefficient, kl_estimate
+from yatt.algo.kl import LikeliestKl, adapted_coefficient, kl_estimate
 from yatt.algo.view import LossView
 from yatt.config.schema import AlgorithmSection
 from yatt.trainer.attention.batches import MicroBatch
@@ -33,6 +33,7 @@ SUMS = (
     "diff_squared",
     "tokens",
 )
+TAUGHT_SUMS = ("distill_kl", "mass_top_k", "taught")
 
 
 @dataclass(slots=True)
@@ -82,10 +83,12 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Sums over the tokens of micro-batches, named by SUMS, float64 [13]; and the largest difference. Those
-    from `pg_loss` to `kept` are of the tokens that are trained on: neither rejected nor of masked samples."""
+    from `pg_loss` to `kept` are of the tokens that are trained on: neither rejected nor of masked samples.
+    `taught_sums`: named by TAUGHT_SUMS, of those of them that a teacher has taught, float64 [3]."""
 
     sums: Tensor
     largest_diff: Tensor
+    taught_sums: Tensor | None = None
 
 
 def kept_view(micro: MicroBatch, target: Target, logprobs_T: Tensor) -> LossView:
@@ -127,7 +130,11 @@ class Objective:
     def __call__(self, index: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Measured]:
         """Loss summed over tokens, number of tokens (int32), and measurements, for the schedule."""
         target, section = self._targets[index], self._section
-        logprobs_T, entropy_T = self._reader(micro, given)
+        taught, distilled = micro.sampled.taught, None
+        if taught is None:
+            logprobs_T, entropy_T = self._reader(micro, given)
+        else:
+            logprobs_T, entropy_T, distilled = self._reader.taught(micro, given, taught)
         view = kept_view(micro, target, logprobs_T)
         weights_T, is_trained_T = micro.weights_T, micro.is_trained_T
         if target.kept is not None:
@@ -147,6 +154,10 @@ class Objective:
             assert view.reference_T is not None, "a KL term has a reference"
             kl_T = kl_estimate(section.kl_type, view.logprobs_T, view.reference_T)
             loss = loss + self._kl_coef * (kl_T * weights_T).sum()
+        taught_sums = None
+        if taught is not None and distilled is not None:
+            distill_loss, taught_sums = _distill_loss(taught.coefs_T, distilled, target.kept, weights_T)
+            loss = loss + distill_loss
         old_T = logprobs_T if target.old_T is None else target.old_T
         diff_T = probability_differences(old_T, micro.sampler_T)
         of_trained = [
@@ -160,7 +171,7 @@ class Objective:
             corrected.is_limited_T,
             torch.ones_like(entropy_T),
         ]
-        measured = _measured(pg_loss, of_trained, is_trained_T, diff_T)
+        measured = replace(_measured(pg_loss, of_trained, is_trained_T, diff_T), taught_sums=taught_sums)
         return loss, measured.sums[-1].to(torch.int32), measured
 
     def _corrected(self, micro: MicroBatch, target: Target, logprobs_T: Tensor) -> ImportanceWeights:
@@ -194,8 +205,31 @@ def _measured(pg_loss: Tensor, of_trained: list[Tensor], is_trained_T: Tensor, d
     return Measured(sums, torch.cat([diff_T, diff_T.new_zeros(1)]).max().double())
 
 
-def summed_totals(measured: list[Measured], device: torch.device) -> dict[str, float]:
-    """Sums over all micro-batches of all ranks by name, and 'largest_diff'; the same on every rank."""
+def _distill_loss(
+    coefs_T: Tensor, distilled: LikeliestKl, kept: Kept | None, weights_T: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss of the tokens that a teacher has taught, and their sums for metrics.
+
+    Args:
+        kept: the tokens that are left after a rejection.
+        weights_T: of the tokens that are left; 0 of masked samples.
+    """
+    coefs_T, kl_T, mass_T = coefs_T.to(weights_T.device), distilled.kl_T, distilled.mass_T
+    if kept is not None:
+        coefs_T, kl_T, mass_T = coefs_T[kept.index_K], kl_T[kept.index_K], mass_T[kept.index_K]
+    is_taught_T = (coefs_T > 0) & (weights_T > 0)
+    parts = [kl_T.detach() * is_taught_T, mass_T * is_taught_T, is_taught_T]
+    return (coefs_T * kl_T * weights_T).sum(), torch.stack([part.double().sum() for part in parts])
+
+
+def summed_totals(
+    measured: list[Measured], device: torch.device, *, has_teacher: bool = False
+) -> dict[str, float]:
+    """Sums over all micro-batches of all ranks by name, and 'largest_diff'; the same on every rank.
+
+    Args:
+        has_teacher: those named by TAUGHT_SUMS too.
+    """
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
     largest = torch.zeros((), dtype=torch.float64, device=device)
     if measured and counts_tokens():
@@ -203,4 +237,14 @@ def summed_totals(measured: list[Measured], device: torch.device) -> dict[str, f
         largest = torch.stack([one.largest_diff for one in measured]).max()
     dist.all_reduce(sums)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return {**dict(zip(SUMS, sums.tolist(), strict=True)), "largest_diff": float(largest)}
+    totals = {**dict(zip(SUMS, sums.tolist(), strict=True)), "largest_diff": float(largest)}
+    return totals | _taught_totals(measured, device) if has_teacher else totals
+
+
+def _taught_totals(measured: list[Measured], device: torch.device) -> dict[str, float]:
+    sums = torch.zeros(len(TAUGHT_SUMS), dtype=torch.float64, device=device)
+    for one in measured if counts_tokens() else ():
+        if one.taught_sums is not None:
+            sums += one.taught_sums
+    dist.all_reduce(sums)
+    return dict(zip(TAUGHT_SUMS, sums.tolist(), strict=True))

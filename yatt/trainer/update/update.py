@@ -54,6 +54,7 @@ from yatt.trainer.update.profile import PartTimes, RankProfiler
 from yatt.trainer.update.rejection import rejected_targets
 
 ROLLOUTS = msgspec.msgpack.Decoder(tuple[Rollout, ...])
+PIECE_BYTES = 64 << 20
 
 
 def forget_peaks(device: torch.device) -> None:
@@ -168,7 +169,8 @@ def _train_policy(
     if section.rejection.is_on:
         targets, metrics = rejected_targets(section, steps, targets)
     measured, norms, costs = timing.of("update_actor", lambda: _updates(learner, order, steps, targets, tick))
-    metrics |= update_metrics(summed_totals(measured, learner.policy.device), norms)
+    totals = summed_totals(measured, learner.policy.device, has_teacher=learner.config.top_k > 0)
+    metrics |= update_metrics(totals, norms)
     metrics |= learner.routes.finish()
     metrics["actor/lr"] = learning_rate(learner.policy)
     return metrics, costs
@@ -227,13 +229,16 @@ def _updates(
 
 def share_rollouts(rollouts: tuple[Rollout, ...], device: torch.device) -> dict[int, Rollout]:
     """Broadcasts a data-parallel rank's rollouts to all ranks of its model copy. Collective over these."""
-    body = torch.frombuffer(bytearray(msgspec.msgpack.encode(rollouts)), dtype=torch.uint8).to(device)
+    body = torch.frombuffer(bytearray(msgspec.msgpack.encode(rollouts)), dtype=torch.uint8)
     size = torch.tensor([len(body)], device=device)
     broadcast_over_model(size)
     if len(body) != int(size):
-        body = torch.empty(int(size), dtype=torch.uint8, device=device)
-    broadcast_over_model(body)
-    return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.cpu().numpy().tobytes())}
+        body = torch.empty(int(size), dtype=torch.uint8)
+    for piece in torch.split(body, PIECE_BYTES):  # a teacher's likeliest tokens make it large
+        shared = piece.to(device)
+        broadcast_over_model(shared)
+        piece.copy_(shared)
+    return {rollout.sample_id: rollout for rollout in ROLLOUTS.decode(body.numpy().data)}
 
 
 def _share_pictures(features: PictureFeatures, iteration: int, rollouts: dict[int, Rollout]) -> None:

@@ -63,8 +63,8 @@ class SampleState(msgspec.Struct, kw_only=True):
 
     @property
     def is_taught(self) -> bool:
-        """Whether a teacher has rewarded its tokens."""
-        return any(turn.token_rewards for turn in self.turns)
+        """Whether a teacher has rewarded its tokens, or said which it would rather have written."""
+        return any(turn.is_taught for turn in self.turns)
 
     @property
     def response(self) -> bytes:

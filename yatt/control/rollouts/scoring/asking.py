@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from yatt.adapters.inputs.text_parts import TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.engines import ABORTED
 from yatt.control.rollouts.scoring.judging import Judge, Question, Refused, note_answer
 from yatt.control.rollouts.scoring.subject import Subject
-from yatt.core.samples.teaching import rewarded_turns
+from yatt.core.samples.teaching import distilled_turns, likeliest_fault, rewarded_turns
 from yatt.core.samples.verdict import render_template, transformed_values
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
 from yatt.records import message as m
@@ -71,7 +72,8 @@ async def _number(judge: Judge, genrm: GenRMSection, subject: Subject) -> float:
 
 
 async def taught_score(judge: Judge, genrm: GenRMSection, subject: Subject) -> float:
-    """Adds a teacher's rewards to the policy's tokens of a completion; returns the mean that they come from.
+    """Adds a teacher's rewards, or its likeliest tokens (`top_k`), to the policy's tokens of a completion;
+    returns the mean of its log-probs less the sampler's.
 
     Raises:
         Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.verdicts`.
@@ -83,5 +85,12 @@ async def taught_score(judge: Judge, genrm: GenRMSection, subject: Subject) -> f
     logprobs = unpack_floats(completed.logprobs)
     if len(logprobs) != len(response) // 4 or not all(map(math.isfinite, logprobs)):
         raise Refused(f"GenRM '{genrm.name}' gave no log-prob of some tokens")
-    sample.turns, mean = rewarded_turns(sample.turns, logprobs, genrm.coef)
+    turns, mean = rewarded_turns(sample.turns, logprobs, genrm.coef)
+    if genrm.top_k:
+        likeliest, count = completed.likeliest, len(logprobs)
+        if why := await call_in_thread(lambda: likeliest_fault(likeliest, genrm.top_k, count)):
+            raise Refused(f"GenRM '{genrm.name}' gave {why}")
+        assert likeliest is not None, "else it is a fault"
+        turns = distilled_turns(sample.turns, likeliest, genrm.coef)
+    sample.turns = turns
     return mean
