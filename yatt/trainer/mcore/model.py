@@ -40,11 +40,12 @@ from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import VISION, WeightRow
-from yatt.models.shape import Shape
+from yatt.models.shape import GroupedAttention, Shape
 from yatt.trainer.mcore.layout import steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.mcore.parted_step import all_here, step_in_parts
+from yatt.trainer.mcore.rotary_axes import LayerAngles
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
 from yatt.trainer.mcore.tower import build_tower, train_part
@@ -173,7 +174,9 @@ def build_reference(
         return [Float16Module(mcore, built) if mcore.bf16 else built for built in models]
 
 
-def _uses_te(config: RunConfig, device: torch.device) -> bool:
+def _uses_te(config: RunConfig, shape: Shape, device: torch.device) -> bool:
+    if shape.needs_torch_spec:
+        return False  # `model.spec: te` is refused before the start
     has_te = device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
     if config.model.spec == "te" and not has_te:
         raise ConfigError(
@@ -191,7 +194,7 @@ def _gpt_models(
         has_tower: whether a model that takes pictures has a tower of its own.
     """
     define_missing_names()
-    uses_te = _uses_te(config, device)
+    uses_te = _uses_te(config, shape, device)
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
     models = []
     for index in range(vpp or 1):
@@ -199,7 +202,7 @@ def _gpt_models(
         if uses_te:
             spec = get_gpt_decoder_block_spec(mcore, use_transformer_engine=True, vp_stage=stage)
         else:
-            spec = torch_block_spec(mcore, stage)
+            spec = torch_block_spec(mcore, shape, stage)
         is_first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         model = _model_kind(config, shape, has_tower=has_tower and is_first)(
             mcore,
@@ -216,6 +219,8 @@ def _gpt_models(
             share_embeddings_and_output_weights=shape.is_tied,
             vp_stage=stage,
         )
+        if isinstance(shape.attention, GroupedAttention) and shape.yarn is not None:
+            model.rotary_pos_emb = LayerAngles(shape, shape.yarn, is_cpu=mcore.use_cpu_initialization)
         models.append(model.to(device))
     return models
 
