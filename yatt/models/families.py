@@ -18,7 +18,7 @@ from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked
 from yatt.models.pictures.tiled import INTERN, read_tiled
 from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
-from yatt.models.shape import Shape
+from yatt.models.shape import GroupedAttention, Shape
 from yatt.models.windows import (
     DEFAULT_WINDOW,
     WindowRule,
@@ -128,14 +128,11 @@ def _olmo3(values: Mapping[str, Any]) -> Shape:
 
 
 def _over_all_heads(shape: Shape, *, norms_after: bool) -> Shape:
-    layers = [
-        replace(
-            layer,
-            norms_after=norms_after,
-            attention=replace(layer.attention, has_qk_norm=True, norms_all_heads=True),
-        )
-        for layer in shape.layers
-    ]
+    layers = []
+    for layer in shape.layers:
+        assert isinstance(layer.attention, GroupedAttention), "as `read_dense` gives it"
+        attention = replace(layer.attention, has_qk_norm=True, norms_all_heads=True)
+        layers.append(replace(layer, attention=attention, norms_after=norms_after))
     return replace(shape, layers=tuple(layers))
 
 

@@ -23,10 +23,8 @@ class LayerAngles(RotaryEmbedding):  # type: ignore[misc]  # megatron-core has n
         dim = shape.attention.head_dim
         super().__init__(dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=is_cpu)
         plain: Tensor = self.inv_freq
-        halves = [
-            torch.cat([each, each]) for each in (yarn_frequencies(plain, shape.rope_theta, yarn), plain)
-        ]
-        self.inv_freq = torch.cat(halves)
+        stretched = yarn_frequencies(plain, shape.rope_theta, yarn)
+        self.inv_freq: Tensor = torch.cat([stretched, stretched, plain, plain])
 
     def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
         """Returns float32 [S, 1, 1, 2 D]."""
@@ -36,8 +34,8 @@ class LayerAngles(RotaryEmbedding):  # type: ignore[misc]  # megatron-core has n
 
 def yarn_frequencies(plain: Tensor, theta: float, yarn: Yarn) -> Tensor:
     """Returns frequencies for a context of `yarn.factor` times the length trained on (arXiv:2309.00071,
-    section 3.2): slow ones divided by the factor, fast ones as they are, and those between in part. The bounds are
-    whole numbers, as in transformers.
+    section 3.2): slow ones divided by the factor, fast ones as they are, and those between in part. The
+    bounds are whole numbers, as in transformers.
 
     Args:
         plain: float32 [D / 2], falling.
