@@ -60,7 +60,7 @@ def spread_norms(model: Any) -> None:
     size = size or model.config.hidden_size // model.config.num_attention_heads
     for name, weight in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")) and len(weight) > size:
-            weight.mul_(torch.linspace(0.4, 2.5, len(weight) // size).repeat_interleave(size))
+            weight.mul_(torch.linspace(0.3, 1.5, len(weight) // size).repeat_interleave(size))
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ KIMI_YARN = {
 
 LAYER_YARN = {
     "full_attention": {
-        "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 32,
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 16,
         "beta_fast": 4.0, "beta_slow": 1.0, "attention_factor": 1.3,
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -111,10 +111,13 @@ TINY = {
         **SIGMOID,
         "rope_parameters": KIMI_YARN,
     },
-    "olmo2": {"is_tied": False, "vocab_size": 63},
+    "olmo2": {"is_tied": False, "vocab_size": 63, "pad_token_id": None, "eos_token_id": 2},
     "olmo3": {
         "is_tied": True,
         "vocab_size": 62,
+        "pad_token_id": None,  # transformers does not train the embedding of one
+        "eos_token_id": 2,
+        "head_dim": 16,
         "sliding_window": 4,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         "rope_parameters": LAYER_YARN,
