@@ -20,7 +20,7 @@ from yatt.models.model import Model, read_config
 from yatt.models.quantized import FP8, is_quantised, scale_faults, without_scales
 from yatt.models.rows import OUTPUT, SCORE
 from yatt.models.tensors import TIED_OUTPUT, tensor_faults
-from yatt.trainer.mcore.layout import check_layout
+from yatt.trainer.mcore.layout import check_layout, check_spec
 
 TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -79,6 +79,7 @@ def check_fits(config: RunConfig) -> None:
     _check_tensors(config.model.path, model)
     if config.has_critic:
         _check_critic(config, model)
+    check_spec(shape, config.model.spec)
     check_possible(config, model)
     check_planned_memory(config, model)
     if config.rollout.expert_parallel and shape.experts is None:
@@ -117,6 +118,7 @@ def _check_critic(config: RunConfig, policy: Model) -> None:
             )
     if not path:
         return
+    check_spec(critic.shape, config.model.spec, f"model.spec: critic.path: {path}")
     if critic.shape.vocab_size < policy.shape.vocab_size:
         raise ConfigError(
             f"critic.path: {path} has {critic.shape.vocab_size} tokens and the policy "

@@ -41,7 +41,7 @@ from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import VISION, WeightRow
 from yatt.models.shape import GroupedAttention, Shape
-from yatt.trainer.mcore.layout import steps_per_iteration
+from yatt.trainer.mcore.layout import check_spec, steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.mcore.parted_step import all_here, step_in_parts
@@ -175,14 +175,13 @@ def build_reference(
 
 
 def _uses_te(config: RunConfig, shape: Shape, device: torch.device) -> bool:
-    if shape.needs_torch_spec:
-        return False  # `model.spec: te` is refused before the start
+    check_spec(shape, config.model.spec)
     has_te = device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
     if config.model.spec == "te" and not has_te:
         raise ConfigError(
             "model.spec is te, but Transformer Engine (on CUDA) is not there; write auto or torch."
         )
-    return has_te and config.model.spec != "torch"
+    return has_te and config.model.spec != "torch" and not shape.needs_torch_spec
 
 
 def _gpt_models(
