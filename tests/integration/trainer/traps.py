@@ -1,4 +1,4 @@
-"""Mistakes about pictures and critics that trainers have made, to be planted in a rank."""
+"""Mistakes about pictures, critics and norms that trainers have made, to be planted in a rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,10 +15,46 @@ from tests.integration.trainer.pictured import PAD
 def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
-        mistakes = _critic_mistakes if name.startswith("critic-") else _mistakes
+        others = {"critic": _critic_mistakes, "norm": _norm_mistakes}
+        mistakes = others.get(name.partition("-")[0], _mistakes)
         for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
+
+
+def _norm_mistakes(name: str) -> list[tuple[str, Any]]:
+    from yatt.trainer.mcore import mcore_config, spec
+
+    right_config, begin = mcore_config.transformer_config, spec.YarnAttention.__init__
+
+    def each_head(norm: Any, heads: torch.Tensor) -> torch.Tensor:
+        squares = heads.square().mean(-1, keepdim=True)
+        return heads * torch.rsqrt(squares + norm.eps) * norm.heads_weight.view(heads.shape[-2:])
+
+    def added_up(*given: Any) -> Any:
+        config = right_config(*given)
+        config.qk_layernorm = True
+        return config
+
+    def yarn_everywhere(attention: Any, *given: Any, **named: Any) -> None:
+        begin(attention, *given, **named)
+        if attention.is_narrow:
+            attention.core_attention.scale *= named["yarn"].position_scale ** 2
+        attention.is_narrow = False
+
+    def same(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    return {
+        "norm-of-one-rank": [("yatt.trainer.mcore.spec.reduce_from_tensor_model_parallel_region", same)],
+        "norm-gradient-of-one-rank": [("yatt.trainer.mcore.spec.copy_to_tensor_model_parallel_region", same)],
+        "norm-added-up": [("yatt.trainer.mcore.model.transformer_config", added_up)],
+        "norm-unmarked": [
+            ("yatt.trainer.mcore.spec.set_tensor_model_parallel_attributes", lambda *_, **__: None)
+        ],
+        "norm-of-each-head": [("yatt.trainer.mcore.spec.HeadsNorm.forward", each_head)],
+        "norm-yarn-everywhere": [("yatt.trainer.mcore.spec.YarnAttention.__init__", yarn_everywhere)],
+    }[name]
 
 
 def _mistakes(name: str) -> list[tuple[str, Any]]:

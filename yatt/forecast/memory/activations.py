@@ -209,10 +209,9 @@ def backward_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:
     """Bytes beside what is kept, while a layer's backward pass runs.
 
     These are the gradients of its output and its input, and the larger of: the gradients of the two halves of
-    a SwiGLU; those of one half and of the matrix; three tensors in float32 of a norm that comes last, without a
-    fused kernel. With experts the gradients of all routed tokens too, three
-    times (once more if they travel in EP, three times more in expert TP; counted), and then only one expert's
-    part of the others.
+    a SwiGLU; those of one half and of the matrix; three tensors in float32 of a norm that comes last, without
+    a fused kernel. With experts the gradients of all routed tokens too, three times (once more if they travel
+    in EP, three times more in expert TP; counted), and then only one expert's part of the others.
     """
     part, layout, item = layer.feed_forward, share.layout, share.item_bytes
     if isinstance(part, DenseFeedForward):
