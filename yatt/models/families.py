@@ -327,6 +327,18 @@ FAMILIES = {
             rows=_mixtral_rows,
             file_names=_MIXTRAL_FILES,
         ),
+        Family(
+            model_type="qwen2",
+            architecture="Qwen2ForCausalLM",
+            read=lambda values: _qwen2(values, late_windows),
+        ),
+        Family(
+            model_type="qwen3",
+            architecture="Qwen3ForCausalLM",
+            read=lambda values: _qwen3(values, late_windows),
+        ),
+        Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
+        Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
         Family(model_type="olmo2", architecture="Olmo2ForCausalLM", read=_olmo2, rows=_olmo_rows),
         Family(
             model_type="olmo3",
@@ -342,18 +354,6 @@ FAMILIES = {
             rows=_mixtral_rows,
             file_names=_MIXTRAL_FILES,
         ),
-        Family(
-            model_type="qwen2",
-            architecture="Qwen2ForCausalLM",
-            read=lambda values: _qwen2(values, late_windows),
-        ),
-        Family(
-            model_type="qwen3",
-            architecture="Qwen3ForCausalLM",
-            read=lambda values: _qwen3(values, late_windows),
-        ),
-        Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
-        Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
         Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", read=_glm4_moe, rows=_deepseek_rows),
         Family(
             model_type="deepseek_v3",

@@ -151,7 +151,7 @@ SPREAD_MOVES = {"ep2": ("one", "ep2"), "tp2ep2": ("ep2",), "tp2": ("ep2",)}
 FOUR_MOVES = {"etp2": ("tp2ep2",), "pp2ep2": ("etp2", "pp2ep2")}
 """Layouts that resume, and the layouts that saved: themselves, or earlier ones (`SPREAD` comes first)."""
 
-WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "minimax_m2", "glm4_moe", "deepseek_v3", "kimi_k2")
+WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3", "kimi_k2", "minimax_m2")
 MOST_MOVES = 4
 """Of a family with experts; families take turns, so that each move is made by two of them."""
 

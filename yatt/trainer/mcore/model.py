@@ -19,6 +19,7 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.optimizer import (
@@ -32,7 +33,7 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import nn
+from torch import Tensor, nn
 
 from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS
 from yatt.collectives.exchange import literal_exchange
@@ -40,12 +41,12 @@ from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import VISION, WeightRow
-from yatt.models.shape import GroupedAttention, Shape
+from yatt.models.shape import GroupedAttention, Shape, Yarn
 from yatt.trainer.mcore.layout import check_spec, steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.mcore.parted_step import all_here, step_in_parts
-from yatt.trainer.mcore.rotary_axes import LayerAngles
+from yatt.trainer.mcore.rotary_axes import yarn_frequencies
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
 from yatt.trainer.mcore.tower import build_tower, train_part
@@ -86,6 +87,22 @@ class ValueHead(nn.Linear):
     def __init__(self, mcore: TransformerConfig) -> None:
         super().__init__(mcore.hidden_size, 1, bias=False, dtype=mcore.params_dtype)
         self.sequence_parallel = mcore.sequence_parallel
+
+
+class LayerAngles(RotaryEmbedding):  # type: ignore[misc]  # megatron-core has no types
+    """Angles of layers without a window, by YaRN, beside those of layers with one, plain: twice as wide."""
+
+    def __init__(self, shape: Shape, yarn: Yarn, *, is_cpu: bool) -> None:
+        dim = shape.attention.head_dim
+        super().__init__(dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=is_cpu)
+        plain: Tensor = self.inv_freq
+        stretched = yarn_frequencies(plain, shape.rope_theta, yarn)
+        self.inv_freq: Tensor = torch.cat([stretched, stretched, plain, plain])
+
+    def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
+        """Returns float32 [S, 1, 1, 2 D]."""
+        angles: Tensor = self.get_freqs_non_repeated(max_seq_len, offset)
+        return angles[:, None, None, :]
 
 
 def join_model_parallel(layout: TrainerSection, seed: int) -> None:

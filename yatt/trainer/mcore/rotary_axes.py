@@ -1,8 +1,8 @@
 """Rotary positions that megatron-core does not have. Suffixes: S tokens of the stream, D elements of a head.
 
 Three axes (Qwen2-VL, arXiv:2409.12191), of a whole packed stream: megatron-core has axes side by side only,
-and cuts the positions of packed sequences wrongly under context parallelism. And angles of two kinds of
-layers: megatron-core has one for all.
+and cuts the positions of packed sequences wrongly under context parallelism. And YaRN's frequencies for
+attention that is not latent, in some layers.
 """
 
 import itertools
@@ -10,26 +10,9 @@ import math
 from typing import Any
 
 import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor, nn
 
 from yatt.models.shape import RopeAxes, Shape, Yarn
-
-
-class LayerAngles(RotaryEmbedding):  # type: ignore[misc]  # megatron-core has no types
-    """Angles of layers without a window, by YaRN, beside those of layers with one, plain: twice as wide."""
-
-    def __init__(self, shape: Shape, yarn: Yarn, *, is_cpu: bool) -> None:
-        dim = shape.attention.head_dim
-        super().__init__(dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=is_cpu)
-        plain: Tensor = self.inv_freq
-        stretched = yarn_frequencies(plain, shape.rope_theta, yarn)
-        self.inv_freq: Tensor = torch.cat([stretched, stretched, plain, plain])
-
-    def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
-        """Returns float32 [S, 1, 1, 2 D]."""
-        angles: Tensor = self.get_freqs_non_repeated(max_seq_len, offset)
-        return angles[:, None, None, :]
 
 
 def yarn_frequencies(plain: Tensor, theta: float, yarn: Yarn) -> Tensor:
