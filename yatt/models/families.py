@@ -50,6 +50,7 @@ class Family:
         transformers_type: the model type whose classes it has in transformers; empty: its own.
         file_names: parts of names of transformers' modules, and what the files have in place of each.
         has_layer_windows: vLLM's class can have a window in some layers only; else in all layers or none.
+        lacks_cpu_engine: vLLM's CPU build cannot run it.
     """
 
     model_type: str
@@ -60,6 +61,7 @@ class Family:
     transformers_type: str = ""
     file_names: tuple[tuple[str, str], ...] = ()
     has_layer_windows: bool = False
+    lacks_cpu_engine: bool = False
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -353,6 +355,7 @@ FAMILIES = {
             read=_minimax_m2,
             rows=_mixtral_rows,
             file_names=_MIXTRAL_FILES,
+            lacks_cpu_engine=True,
         ),
         Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", read=_glm4_moe, rows=_deepseek_rows),
         Family(

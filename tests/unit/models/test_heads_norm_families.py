@@ -10,9 +10,12 @@ import torch
 import transformers
 
 from tests.sliced_weights import spanning_config
-from tests.tiny_models import saved_shapes
+from tests.tiny_models import make_windowed, saved_shapes
+from tests.unit.models.test_model import run_file
+from yatt.config.load import load_run_config
 from yatt.config.schema import TrainerSection
 from yatt.errors import ConfigError
+from yatt.launch.checks.policy_check import check_policy
 from yatt.models.cuts import cut_dim, engine_cuts
 from yatt.models.model import Model, model_of, read_model
 from yatt.models.quantized import exported_config, is_quantised
@@ -267,3 +270,17 @@ def test_ranks_cut_norms_over_all_heads_and_nodes_of_engines_have_them_whole() -
         assert {name.split(".")[-2] for name in found.unknown} == unknown
         assert not [name for name in found.cuts if "norm" in name]
         assert any("o_proj" in name for name in found.cuts)
+
+
+def test_what_layers_or_engines_do_not_have_is_refused_before_the_start(tmp_path: Path) -> None:
+    make_windowed(tmp_path / "policy", "minimax_m2")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "one plus one is"}\n')
+    run = run_file(tmp_path)
+    wrong = {
+        "model.spec=te": r"^model\.spec: Transformer Engine's layers",
+        "launch.device=cpu": r"^rollout\.engine: vLLM on CPUs cannot run .*write transformers",
+    }
+    for setting, says in wrong.items():
+        with pytest.raises(ConfigError, match=says):
+            check_policy(load_run_config([run], [setting]))
+    check_policy(load_run_config([run], ["launch.device=cpu", "rollout.engine=transformers"]))

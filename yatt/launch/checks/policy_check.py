@@ -91,6 +91,7 @@ def check_fits(config: RunConfig) -> None:
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
     refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
+    _refuse_cpu_engine(config)
     if config.vision.train != "none" and shape.vision is None:
         raise ConfigError(
             f"vision.train has no effect: {config.model.path} takes no pictures; remove the section."
@@ -99,6 +100,18 @@ def check_fits(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
             f"of {config.model.path}; write a divisor."
+        )
+
+
+def _refuse_cpu_engine(config: RunConfig) -> None:
+    """Refuses vLLM on CPUs for a model whose router its CPU build does not have."""
+    if config.launch.device != "cpu" or config.rollout.engine not in ("auto", "vllm"):
+        return
+    family = FAMILIES.get(str(read_config(config.model.path).get("model_type")))
+    if family is not None and family.lacks_cpu_engine:
+        raise ConfigError(
+            f"rollout.engine: vLLM on CPUs cannot run {config.model.path} ({family.model_type}: its router's "
+            "scores are sigmoids without groups); write transformers, or train on GPUs."
         )
 
 
