@@ -28,6 +28,7 @@ NO_TEMPERATURE = READ.format("yarn=replace(right.read(values).yarn, mscale=0.0)"
 MISTAKES = {
     "norm-of-each-head": ("olmo2", {"trap": "norm-of-each-head"}),
     "norm-of-each-head-of-minimax": ("minimax_m2", {"trap": "norm-of-each-head"}),
+    "no-bias-of-the-router": ("minimax_m2", {"trap": "norm-and-no-bias"}),
     "norm-before-the-half": ("olmo2", BEFORE),
     "yarn-everywhere": ("olmo3", {"trap": "norm-yarn-everywhere"}),
     "no-yarn": ("olmo3", READ.format("yarn=None")),

@@ -23,6 +23,8 @@ def planted(name: str) -> Iterator[None]:
 
 
 def _norm_mistakes(name: str) -> list[tuple[str, Any]]:
+    from megatron.core.transformer.moe import router
+
     from yatt.trainer.mcore import mcore_config, spec
 
     right_config, begin = mcore_config.transformer_config, spec.YarnAttention.__init__
@@ -45,7 +47,15 @@ def _norm_mistakes(name: str) -> list[tuple[str, Any]]:
     def same(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
+    choose = router.topk_routing_with_score_function
+
+    def without_bias(*given: Any, **named: Any) -> Any:
+        return choose(*given, **{**named, "expert_bias": None})
+
     return {
+        "norm-and-no-bias": [
+            ("megatron.core.transformer.moe.router.topk_routing_with_score_function", without_bias)
+        ],
         "norm-of-one-rank": [("yatt.trainer.mcore.spec.reduce_from_tensor_model_parallel_region", same)],
         "norm-gradient-of-one-rank": [("yatt.trainer.mcore.spec.copy_to_tensor_model_parallel_region", same)],
         "norm-added-up": [("yatt.trainer.mcore.model.transformer_config", added_up)],
