@@ -33,10 +33,21 @@ def deepseek_type(monkeypatch):
 
 
 @pytest.fixture
-def olmo_classes(monkeypatch):
-    """vLLM changes transformers' own classes of OLMo; references of before have no such attribute then."""
-    for name in ("Olmo2Model", "Olmo3Model"):
-        monkeypatch.setattr(f"transformers.{name}.do_not_compile", True, raising=False)
+def olmo_classes():
+    """vLLM changes transformers' own classes of OLMo for the whole process: how they are made and called."""
+    from transformers import Olmo2Model, Olmo3Model
+
+    kept = [(each, each.__bases__, dict(vars(each))) for each in (Olmo2Model, Olmo3Model)]
+    for each, *_ in kept:
+        each.do_not_compile = True  # of references that are there already
+    yield
+    for each, bases, names in kept:
+        each.__bases__ = bases
+        for name in set(vars(each)) - set(names):
+            delattr(each, name)
+        for name in ("__init__", "__call__"):
+            if name in names:
+                setattr(each, name, names[name])
 
 
 @pytest.mark.parametrize(("kind", "family"), CASES)

@@ -71,6 +71,7 @@ def norm_of(gradients):
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_norm_over_the_heads_of_two_ranks_is_transformers(shared, name):
+    """A whole run of two ranks, of all tests here: only ranks reduce a sum and its gradient."""
     model, done = shared
     expected, job = paper_gradient(model, ALGORITHM, num_steps=1), done[name]
     assert farthest(job.notes[0]["probe"]["logprobs"], hf_logprobs(model)) < 3e-6
