@@ -33,6 +33,8 @@ def cut_dim(row: WeightRow) -> int | None:
     """The dimension that tensor parallelism cuts."""
     if row.name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         return 1
+    if row.name.endswith("heads_weight"):
+        return 0
     return None if row.is_tower or "norm" in row.name or "router" in row.name else 0
 
 

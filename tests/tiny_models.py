@@ -174,11 +174,27 @@ WINDOWED = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     "mixtral": {"sliding_window": 9, "num_local_experts": 4},
+    "olmo2": {"pad_token_id": None},
+    "olmo3": {
+        "pad_token_id": None, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "beta_fast": 4.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 64, "attention_factor": 1.3,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+    "minimax_m2": {
+        "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 12, "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    },
 }  # fmt: skip
 
 
 def make_windowed(folder: Path, kind: str, *, seed: int = 0, **values: object) -> str:
-    """A random model with windows in all layers, or in the first of two (Mistral)."""
+    """A random model with windows in all layers, or in the first of two (Mistral, OLMo-3), or with none
+    (OLMo-2, MiniMax-M2)."""
     import transformers
 
     make_tokenizer(folder)

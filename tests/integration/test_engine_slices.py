@@ -10,7 +10,7 @@ import pytest
 
 from tests.packages import needs
 from tests.runs import ROOT
-from tests.tiny_models import make_qwen3, make_sigmoid_moe
+from tests.tiny_models import make_qwen3, make_sigmoid_moe, make_windowed
 
 pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,6 +24,8 @@ def told_by_ranks(folder: Path, kind: str) -> list[dict]:
     for seed, name in enumerate(("first", "other")):
         if kind == "deepseek_v3":
             make_sigmoid_moe(folder / name, kind, seed=seed)
+        elif kind == "olmo3":
+            make_windowed(folder / name, kind, seed=seed)
         else:
             make_qwen3(folder / name, tied=True, seed=seed, kv_heads=1)
     command = [sys.executable, "-m", "tests.sliced_engine", str(folder)]
@@ -43,10 +45,11 @@ def told_by_ranks(folder: Path, kind: str) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("kind", ["one key and value head on two ranks", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["one key and value head on two ranks", "deepseek_v3", "olmo3"])
 def test_slices_give_an_engine_the_bits_of_whole_tensors(tmp_path: Path, kind: str) -> None:
     """A whole run compares log-probs, and the layers alone pass no reload of vLLM's: only ranks of an engine
-    have its parameters. DeepSeek-V3 has experts and a shared one, too."""
+    have its parameters. DeepSeek-V3 has experts and a shared one, too; OLMo-3 norms over all heads, whole on
+    each rank."""
     for told in told_by_ranks(tmp_path, kind):
         assert told["differing"] == [] and told["num_parameters"] > 20
         assert told["sliced"] == told["whole"], "the log-probs are equal to the bit"

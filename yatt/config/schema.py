@@ -163,8 +163,8 @@ class ModelSection:
 
     path: Annotated[str, FILE]
     """Hugging Face folder: config.json, safetensors, tokenizer. Qwen2, Qwen3, Llama, Mistral, Mixtral,
-    Qwen2-MoE, Qwen3-MoE, GLM-4.5, DeepSeek-V3, Kimi K2; with pictures Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE,
-    GLM-4.5V, InternVL (docs/models.md); or `family`."""
+    Qwen2-MoE, Qwen3-MoE, GLM-4.5, DeepSeek-V3, Kimi K2, OLMo-2, OLMo-3, MiniMax-M2; with pictures Qwen2.5-VL,
+    Qwen3-VL, Qwen3-VL-MoE, GLM-4.5V, InternVL (docs/models.md); or `family`."""
 
     family: Annotated[str, FILE] = ""
     """Python file with a model family of your own (docs/extending.md), for models of other types."""

@@ -13,7 +13,7 @@ from yatt.errors import ConfigError
 Values = Mapping[str, Any]
 LARGEST = 1e30
 MOST_OF_OTHERS = (1 << 31) - 1
-MOST_OF_KEY = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers"), 2000)
+MOST_OF_KEY = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules"), 2000)
 MOST_OF_KEY |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4096)
 """Largest sizes that are read: more would only cost memory and time before the model is refused."""
 

@@ -4,7 +4,8 @@ An engine that spans nodes has consecutive ranks on each of them, so a node's ra
 tensor's rows or columns together. Where vLLM's cut does not follow from the weight table (a tower; several
 parts in one tensor; a family of the user's own; sizes that do not divide), it is *unknown*, and a node needs
 the whole tensor. Sources: vLLM 0.26 to 0.33, `QKVParallelLinear`, `VocabParallelEmbedding`, `RoutedExperts`,
-`determine_expert_map`.
+`determine_expert_map`; of norms over all heads `MiniMaxText01RMSNormTP` and the backend that runs classes of
+transformers (OLMo).
 """
 
 from collections.abc import Iterable
@@ -13,14 +14,15 @@ from itertools import pairwise
 
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import engine_spans
-from yatt.models.rows import SCORE, WeightRow
-from yatt.models.shape import Attention, Shape
+from yatt.models.rows import HEADS_NORM, SCORE, WeightRow
+from yatt.models.shape import Attention, GroupedAttention, Shape
 from yatt.records.weights import WeightCut
 
 BY_COLUMNS = ("self_attention.linear_proj.weight", "linear_fc2.weight")
 BY_ROWS = (
     "linear_qkv.weight", "linear_qkv.bias", "linear_fc1.weight", "linear_q_proj.weight",
     "linear_q_up_proj.weight", "linear_kv_up_proj.weight", "word_embeddings.weight", "output_layer.weight",
+    HEADS_NORM,
 )  # fmt: skip
 
 VOCABULARY_ROWS = 64
@@ -87,8 +89,8 @@ def engine_cuts(config: RunConfig, rows: Iterable[WeightRow], shape: Shape) -> E
             continue
         if row.is_expert and split.expert_parallel:
             found: list[WeightCut | None] = [_expert_cut(row, shape, split)] * len(row.parts)
-        elif (dim := cut_dim(row)) is None:
-            continue
+        elif (dim := cut_dim(row)) is None or row.name.endswith(HEADS_NORM):
+            continue  # a norm over all heads is whole in some of vLLM's classes, and small
         else:
             found = _cuts(row, dim, shape.attention, split)
         for part, cut in zip(row.parts, found, strict=True):
@@ -116,12 +118,19 @@ def _cuts(row: WeightRow, dim: int, attention: Attention, split: EngineSplit) ->
         return [_vocabulary_cut(row.num_rows, split)]
     if ".linear_qkv." in row.name:
         heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
-        if len(row.parts) != len(heads):
+        if len(row.parts) != len(heads) or _is_cut_otherwise(attention, split):
             return [None] * len(row.parts)
         return [
             _head_cut(part.num_rows, number, split) for part, number in zip(row.parts, heads, strict=True)
         ]
     return [_even_cut(0, part.num_rows, split) for part in row.parts]
+
+
+def _is_cut_otherwise(attention: Attention, split: EngineSplit) -> bool:
+    """Whether ranks have parts of a key's head in some of vLLM's classes with norms over all heads, and a
+    whole one in the others."""
+    has_norm = isinstance(attention, GroupedAttention) and attention.norms_all_heads
+    return has_norm and attention.num_kv_heads < split.tp_size
 
 
 def _even_cut(dim: int, size: int, split: EngineSplit) -> WeightCut | None:

@@ -5,6 +5,7 @@ Settings that this code does not implement exactly (other activations, biases, u
 refused by name instead of ignored. Missing keys get transformers' defaults.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,7 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
     for key, wanted in allowed.items():
         if values.get(key) not in wanted:
             raise ConfigError(
-                f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
+                f"model.path: config.json says {key}={values.get(key)!r}, which the trainer cannot do for "
                 f"{values['model_type']}; it needs {wanted[-1]!r}."
             )
 
@@ -119,6 +120,31 @@ def without_rotary_share(values: Values, default: float) -> tuple[dict[str, Any]
     share = number_of(found, key)
     if not 0 < share <= 1:
         raise ConfigError(f"model.path: config.json says {key}={share!r}; it needs a number in (0, 1].")
+    return plain, share
+
+
+def without_rotary_dim(filled: Values) -> tuple[dict[str, Any], float]:
+    """The content of MiniMax-M2's config.json without the share of a head's elements that depend on the
+    position; and it. vLLM needs `rotary_dim`; with a share beside it, both read the share.
+
+    Args:
+        filled: has `head_dim`.
+
+    Raises:
+        ConfigError: there is none, or the share is another.
+    """
+    if "rotary_dim" not in filled:
+        raise ConfigError(
+            "model.path: config.json says no rotary_dim; write the number of a head's elements that depend "
+            "on the position, which released models have (64)."
+        )
+    rotated, head_dim = config_size(filled, "rotary_dim"), config_size(filled, "head_dim")
+    plain, share = without_rotary_share(filled, min(rotated / head_dim, 1))
+    if share * head_dim != rotated or rotated % 2:
+        raise ConfigError(
+            f"model.path: config.json says rotary_dim={rotated} of the {head_dim} elements of a head, and "
+            f"partial_rotary_factor={share:g}; they need to say the same, an even number."
+        )
     return plain, share
 
 
@@ -218,4 +244,72 @@ def _unsupported_yarn(rope: object) -> ConfigError:
         f"model.path: RoPE scaling {rope} is not supported with latent attention; use 'default', or 'yarn' "
         "with factor of 1 or more, original_max_position_embeddings, beta_fast of beta_slow or more, mscale "
         "and mscale_all_dim above 0."
+    )
+
+
+WINDOW_THETA = 500000.0
+"""Base that transformers takes for OLMo-3's layers with a window where config.json has none of their own."""
+
+LAYER_KINDS = ("full_attention", "sliding_attention")
+LAYER_YARN_KEYS = {
+    "rope_theta", "rope_type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+    "attention_factor",
+}  # fmt: skip
+
+
+def without_layer_rope(values: Values) -> tuple[dict[str, Any], Yarn | None]:
+    """The content of OLMo-3's config.json with one plain RoPE; and the YaRN of its layers without a window.
+
+    transformers 5 saves `rope_parameters` for both kinds of layers. Released models have `rope_theta`, and a
+    `rope_scaling` that is of layers without a window only.
+
+    Raises:
+        ConfigError: the kinds differ in more than YaRN, or it has a setting that is not implemented.
+    """
+    kinds, scaling = values.get("rope_parameters") or {}, values.get("rope_scaling") or {}
+    parts = [scaling, kinds, *(kinds.values() if isinstance(kinds, Mapping) else ())]
+    if not all(isinstance(each, Mapping) for each in parts if each is not None) or {*kinds} - {*LAYER_KINDS}:
+        raise _unsupported_layers(kinds, scaling)
+    whole, narrow = ({"rope_type": "default", **(kinds.get(kind) or {})} for kind in LAYER_KINDS)
+    whole = {"rope_theta": values.get("rope_theta", WINDOW_THETA), **whole, **scaling}
+    whole, narrow = ({key: v for key, v in each.items() if v is not None} for each in (whole, narrow))
+    bases = [positive_of({"rope_theta": WINDOW_THETA, **each}, "rope_theta") for each in (whole, narrow)]
+    if bases[0] != bases[1]:
+        raise ConfigError(
+            f"model.path: config.json says rope_theta={bases[0]:g} for layers without a window and "
+            f"{bases[1]:g} for those with one, which transformers takes where rope_parameters has none for "
+            f"{LAYER_KINDS[1]}; the trainer needs the same for both."
+        )
+    if narrow["rope_type"] != "default" or narrow.keys() - {"rope_type", "rope_theta"}:
+        raise _unsupported_layers(kinds, scaling)
+    plain = {key: value for key, value in values.items() if key not in ("rope_parameters", "rope_scaling")}
+    return {**plain, "rope_theta": bases[0]}, _layer_yarn(whole, _unsupported_layers(kinds, scaling))
+
+
+def _layer_yarn(rope: Values, unsupported: ConfigError) -> Yarn | None:
+    """YaRN whose temperature is the length of turned queries and keys; transformers' default if none is
+    said."""
+    if rope["rope_type"] == "default" and not rope.keys() - {"rope_type", "rope_theta"}:
+        return None
+    found = {"beta_fast": 32, "beta_slow": 1, **rope}
+    wanted = ("factor", "original_max_position_embeddings")
+    if rope["rope_type"] != "yarn" or rope.keys() - LAYER_YARN_KEYS or any(key not in rope for key in wanted):
+        raise unsupported
+    factor, fast, slow = (positive_of(found, key) for key in ("factor", "beta_fast", "beta_slow"))
+    if factor <= 1 or slow > fast:
+        raise unsupported
+    grown = 0.1 * math.log(factor)
+    scale = positive_of({"attention_factor": grown + 1, **rope}, "attention_factor")
+    return Yarn(
+        factor=factor, original_positions=config_size(found, wanted[1]), beta_fast=fast, beta_slow=slow,
+        mscale=(scale - 1) / grown, mscale_all_dim=0.0,
+    )  # fmt: skip
+
+
+def _unsupported_layers(kinds: object, scaling: object) -> ConfigError:
+    return ConfigError(
+        f"model.path: RoPE with rope_parameters={kinds} and rope_scaling={scaling} is not supported; layers "
+        f"with a window ({LAYER_KINDS[1]}) need rope_type 'default', those without ({LAYER_KINDS[0]}, and "
+        "rope_scaling) 'default', or 'yarn' with factor above 1, original_max_position_embeddings, "
+        "beta_fast of beta_slow or more and attention_factor."
     )

@@ -5,13 +5,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.config_types import flag_of
-from yatt.models.dense import ALLOWED, read_dense, read_latent, without_rotary_share
+from yatt.models.config_types import config_count, config_size, flag_of
+from yatt.models.dense import (
+    ALLOWED,
+    read_dense,
+    read_latent,
+    without_layer_rope,
+    without_rotary_dim,
+    without_rotary_share,
+)
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
 from yatt.models.pictures.tiled import INTERN, read_tiled
 from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
-from yatt.models.shape import Shape
+from yatt.models.shape import GroupedAttention, Shape
 from yatt.models.windows import (
     DEFAULT_WINDOW,
     WindowRule,
@@ -19,6 +26,7 @@ from yatt.models.windows import (
     flagged_windows,
     late_windows,
     listed_windows,
+    most_windows,
     no_windows,
     same_windows,
 )
@@ -42,6 +50,7 @@ class Family:
         transformers_type: the model type whose classes it has in transformers; empty: its own.
         file_names: parts of names of transformers' modules, and what the files have in place of each.
         has_layer_windows: vLLM's class can have a window in some layers only; else in all layers or none.
+        lacks_cpu_engine: vLLM's CPU build cannot run it.
     """
 
     model_type: str
@@ -52,6 +61,7 @@ class Family:
     transformers_type: str = ""
     file_names: tuple[tuple[str, str], ...] = ()
     has_layer_windows: bool = False
+    lacks_cpu_engine: bool = False
 
 
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
@@ -97,9 +107,77 @@ def _mixtral(values: Mapping[str, Any]) -> Shape:
 def _mixtral_rows(shape: Shape) -> list[WeightRow]:
     moe = "block_sparse_moe"
     names = LayerNames(
-        router=f"{moe}.gate", experts=f"{moe}.experts", gate_up=("mlp.w1", "mlp.w3"), down="mlp.w2"
-    )
+        router=f"{moe}.gate", experts=f"{moe}.experts", gate_up=("mlp.w1", "mlp.w3"), down="mlp.w2",
+        router_bias=f"{moe}.e_score_correction_bias",
+    )  # fmt: skip
     return decoder_table(shape, layer_rows(shape, names))
+
+
+_OLMO = {
+    "vocab_size": 50304, "intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def _olmo2(values: Mapping[str, Any]) -> Shape:
+    return _over_all_heads(read_dense(values, _OLMO), norms_after=True)
+
+
+def _olmo3(values: Mapping[str, Any]) -> Shape:
+    plain, yarn = without_layer_rope(values)
+    defaults = {**_OLMO, "sliding_window": DEFAULT_WINDOW}
+    dense = read_dense(plain, defaults, windows=most_windows)
+    return replace(_over_all_heads(dense, norms_after=True), yarn=yarn)
+
+
+def _over_all_heads(shape: Shape, *, norms_after: bool) -> Shape:
+    layers = []
+    for layer in shape.layers:
+        assert isinstance(layer.attention, GroupedAttention), "as `read_dense` gives it"
+        attention = replace(layer.attention, has_qk_norm=True, norms_all_heads=True)
+        layers.append(replace(layer, attention=attention, norms_after=norms_after))
+    return replace(shape, layers=tuple(layers))
+
+
+def _olmo_rows(shape: Shape) -> list[WeightRow]:
+    names = LayerNames(input_norm="post_attention_layernorm", ffn_norm="post_feedforward_layernorm")
+    return decoder_table(shape, layer_rows(shape, names))
+
+
+_MINIMAX = {
+    "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
+    "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608,
+    "rope_theta": 5000000.0, "num_local_experts": 256, "num_experts_per_tok": 8, "num_mtp_modules": 0,
+}  # fmt: skip
+_MINIMAX_ALLOWED = {
+    **ALLOWED, "scoring_func": ("sigmoid",), "use_routing_bias": (True,), "use_qk_norm": (None, True),
+    "qk_norm_type": (None, "per_layer"), "shared_intermediate_size": (None, 0), "postnorm": (None, False),
+    "router_jitter_noise": (None, 0, 0.0), "attention_output_gate": (None, False),
+    **dict.fromkeys(
+        ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"),
+        (None, 1, 1.0),
+    ),
+}  # fmt: skip
+"""vLLM needs the first two keys; transformers reads none of those that are about experts and norms."""
+
+
+def _minimax_m2(values: Mapping[str, Any]) -> Shape:
+    filled = {**_MINIMAX, **{key: value for key, value in values.items() if value is not None}}
+    kinds = filled.get("attn_type_list", [1])
+    if not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds):
+        raise ConfigError(
+            f"model.path: config.json says attn_type_list={kinds!r}, which the trainer cannot do; it needs "
+            "1, attention to all tokens before, in every layer."
+        )
+    plain, share = without_rotary_dim(filled)
+    dense = _over_all_heads(read_dense(plain, _MINIMAX, _MINIMAX_ALLOWED), norms_after=False)
+    experts = {
+        **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor"), 1),
+        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), 0),
+        "n_routed_experts": config_size(filled, "num_local_experts"),
+        "moe_intermediate_size": filled["intermediate_size"], "norm_topk_prob": True,
+        "num_nextn_predict_layers": config_count(filled, "num_mtp_modules"),
+    }  # fmt: skip
+    return with_sigmoid_experts({**filled, **experts}, replace(dense, rotary_share=share), _MINIMAX)
 
 
 def _qwen2(values: Mapping[str, Any], windows: WindowRule = no_windows) -> Shape:
@@ -263,6 +341,22 @@ FAMILIES = {
         ),
         Family(model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", read=_qwen2_moe),
         Family(model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", read=_qwen3_moe),
+        Family(model_type="olmo2", architecture="Olmo2ForCausalLM", read=_olmo2, rows=_olmo_rows),
+        Family(
+            model_type="olmo3",
+            architecture="Olmo3ForCausalLM",
+            read=_olmo3,
+            rows=_olmo_rows,
+            has_layer_windows=True,
+        ),
+        Family(
+            model_type="minimax_m2",
+            architecture="MiniMaxM2ForCausalLM",
+            read=_minimax_m2,
+            rows=_mixtral_rows,
+            file_names=_MIXTRAL_FILES,
+            lacks_cpu_engine=True,
+        ),
         Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", read=_glm4_moe, rows=_deepseek_rows),
         Family(
             model_type="deepseek_v3",

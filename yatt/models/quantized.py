@@ -20,6 +20,8 @@ FP8 = "F8_E4M3"
 
 KEY = "quantization_config"
 _ALLOWED = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+_SAME = {"float8_e4m3fn": "e4m3"}
+"""Another word for the format, in MiniMax-M2's files."""
 
 
 def is_quantised(values: Mapping[str, Any]) -> bool:
@@ -31,7 +33,10 @@ def is_quantised(values: Mapping[str, Any]) -> bool:
     found = values.get(KEY)
     if found is None:
         return False
-    if not isinstance(found, Mapping) or any(found.get(k, want) != want for k, want in _ALLOWED.items()):
+    if not isinstance(found, Mapping):
+        raise _unsupported(found)
+    meant = {key: _SAME.get(str(value), value) if key == "fmt" else value for key, value in found.items()}
+    if any(meant.get(key, wanted) != wanted for key, wanted in _ALLOWED.items()):
         raise _unsupported(found)
     if "quant_method" not in found or "weight_block_size" not in found:
         raise _unsupported(found)
@@ -72,6 +77,9 @@ def without_scales(
     return {name: shape for name, shape in shapes.items() if name not in scales}
 
 
+EXTRA_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules")
+"""Keys of config.json for the number of layers that predict further tokens."""
+
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys of config.json for the dtype of the weights; the second is older, and read by all versions."""
 
@@ -92,8 +100,9 @@ def exported_config(data: bytes, dtype: str, *, has_score: bool = False) -> byte
     kept = {key: value for key, value in values.items() if key != KEY}
     for key in [key for key in DTYPE_KEYS if key in kept] or DTYPE_KEYS[1:]:
         kept[key] = dtype
-    if kept.get("num_nextn_predict_layers"):
-        kept["num_nextn_predict_layers"] = 0
+    for key in EXTRA_LAYERS:
+        if kept.get(key):
+            kept[key] = 0
     if has_score:
         names = [str(name) for name in kept.get("architectures") or ()]
         kept["architectures"] = [name.replace(PLAIN_CLASS, SCORED_CLASS) for name in names]

@@ -18,6 +18,9 @@ EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 SCORE = "score.weight"
 """The value head of a model folder, as transformers names it: one row."""
 
+HEADS_NORM = "_layernorm.heads_weight"
+"""Ends the names of the norms over all heads of queries and of keys, which are cut as the heads are."""
+
 ROUTER_BIAS = "mlp.router.expert_bias"
 """In a layer: the only weight that is not trained; megatron-core keeps it in a buffer."""
 
@@ -130,7 +133,8 @@ def decoder_table(shape: Shape, layers: Iterable[WeightRow]) -> list[WeightRow]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
     """Hugging Face names within `model.layers.N.`, with one name for each of query, key, value, or one name
-    for all three; likewise gate and up. Defaults are Llama's."""
+    for all three; likewise gate and up. Norms are those of the two halves, before or after them. Defaults are
+    Llama's."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -174,10 +178,9 @@ def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, ind
     mcore, hf = f"decoder.layers.{index}.self_attention.", f"model.layers.{index}."
     head, kv = attention.head_dim, attention.num_kv_heads
     sizes = [attention.num_heads * head, kv * head, kv * head]
+    normed = "linear_proj" if shape.layers[index].norms_after else "linear_qkv"
     table = [
-        vector_row(
-            mcore + "linear_qkv.layer_norm_weight", f"{hf}{names.input_norm}.weight", shape.hidden_size
-        ),
+        vector_row(f"{mcore}{normed}.layer_norm_weight", f"{hf}{names.input_norm}.weight", shape.hidden_size),
         matrix_row(
             mcore + "linear_qkv.weight", _parts(hf, names.qkv, sizes, "weight"), shape.hidden_size, kv
         ),
@@ -185,8 +188,10 @@ def _attention(shape: Shape, attention: GroupedAttention, names: LayerNames, ind
     if attention.has_qkv_bias:
         table.append(matrix_row(mcore + "linear_qkv.bias", _parts(hf, names.qkv, sizes, "bias"), 0, kv))
     if attention.has_qk_norm:
-        table.append(vector_row(mcore + "q_layernorm.weight", f"{hf}{names.q_norm}.weight", head))
-        table.append(vector_row(mcore + "k_layernorm.weight", f"{hf}{names.k_norm}.weight", head))
+        leaf, widths = HEADS_NORM if attention.norms_all_heads else "_layernorm.weight", (head, head)
+        widths = (sizes[0], sizes[1]) if attention.norms_all_heads else widths
+        table.append(vector_row(f"{mcore}q{leaf}", f"{hf}{names.q_norm}.weight", widths[0]))
+        table.append(vector_row(f"{mcore}k{leaf}", f"{hf}{names.k_norm}.weight", widths[1]))
     output = Part(f"{hf}{names.output}.weight", shape.hidden_size)
     return [*table, matrix_row(mcore + "linear_proj.weight", [output], sizes[0])]
 
@@ -225,9 +230,8 @@ def _latent_attention(
 
 def _feed_forward(shape: Shape, dense: DenseFeedForward, names: LayerNames, index: int) -> list[WeightRow]:
     mcore, hf = f"decoder.layers.{index}.mlp.", f"model.layers.{index}."
-    norm = vector_row(
-        mcore + "linear_fc1.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size
-    )
+    normed = "linear_fc2" if shape.layers[index].norms_after else "linear_fc1"
+    norm = vector_row(f"{mcore}{normed}.layer_norm_weight", f"{hf}{names.ffn_norm}.weight", shape.hidden_size)
     gate_up = tuple(hf + name for name in names.gate_up)
     return [norm, *_swiglu(mcore, gate_up, hf + names.down, dense.size, shape.hidden_size)]
 

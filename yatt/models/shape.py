@@ -1,5 +1,6 @@
 """The shape of a model: what trainer, layout checks and weight table need to know of it."""
 
+import math
 from dataclasses import dataclass, replace
 
 
@@ -8,6 +9,9 @@ class GroupedAttention:
     """Attention in which `num_heads` query heads share `num_kv_heads` keys and values.
 
     Args:
+        has_qk_norm: queries and keys pass an RMSNorm, each head by itself.
+        norms_all_heads: that norm is over all heads of the queries, and over all of the keys, with a weight
+            for each of their elements.
         window: positions that a token attends to, itself and the last ones before it; 0: all before it.
     """
 
@@ -16,6 +20,7 @@ class GroupedAttention:
     head_dim: int
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    norms_all_heads: bool = False
     window: int = 0
 
 
@@ -65,7 +70,7 @@ class Yarn:
     Args:
         original_positions: the length trained on.
         beta_fast, beta_slow: rotations between which frequencies are interpolated in part.
-        mscale, mscale_all_dim: weights of the temperature, in the positions and in the softmax.
+        mscale, mscale_all_dim: weights of the temperature, in positions and in latent attention's softmax.
     """
 
     factor: float
@@ -74,6 +79,12 @@ class Yarn:
     beta_slow: float
     mscale: float
     mscale_all_dim: float
+
+    @property
+    def position_scale(self) -> float:
+        """Factor of the queries and keys that are turned, by which both are longer."""
+        grown = [0.1 * each * math.log(self.factor) + 1 for each in (self.mscale, self.mscale_all_dim)]
+        return grown[0] / grown[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +137,15 @@ FeedForward = DenseFeedForward | Experts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One decoder layer: the kinds of its two halves. Other kinds of attention or feed-forward are other
-    classes."""
+    classes.
+
+    Args:
+        norms_after: what a half gives is normalised before it is added; else what the half gets.
+    """
 
     attention: Attention
     feed_forward: FeedForward
+    norms_after: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,12 +210,12 @@ class TiledVision(Vision):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder with RMSNorm before each half of a layer, and rotary positions.
+    """A decoder with an RMSNorm for each half of a layer, and rotary positions.
 
     Args:
         layers: in order.
         rope_scaling_factor: factor of Llama 3's RoPE scaling; 0: none.
-        yarn: another scaling, for latent attention.
+        yarn: another scaling, for latent attention; of grouped attention, for layers without a window.
         rotary_share: share of a head's elements that depend on the position, the first ones.
         is_tied: input and output embeddings are one tensor.
         init_std: standard deviation of random initial weights.
@@ -254,6 +270,19 @@ class Shape:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
+    def norms_after(self) -> bool:
+        """Whether the norms of every layer are after its halves."""
+        return self.layers[0].norms_after
+
+    @property
+    def needs_torch_spec(self) -> bool:
+        """Whether the trainer has own layers only for it: Transformer Engine's spec has none."""
+        attention = self.attention
+        if isinstance(attention, LatentAttention):
+            return self.norms_after
+        return self.norms_after or attention.norms_all_heads or self.yarn is not None
+
+    @property
     def dense(self) -> DenseFeedForward | None:
         """The feed-forward part of the layers without experts; None if all have some."""
         return next((f for f in self._feed_forwards if isinstance(f, DenseFeedForward)), None)
@@ -266,12 +295,15 @@ class Shape:
     @property
     def is_regular(self) -> bool:
         """Whether layers differ in nothing but whether they have experts, and whether they have the model's
-        only window; the trainer builds no others."""
+        only window; the trainer builds no others. With norms after their halves they have grouped attention
+        and no experts."""
         kinds = set(self._feed_forwards)
         each = [sum(isinstance(kind, one) for kind in kinds) for one in (DenseFeedForward, Experts)]
         alike = {_without_window(layer.attention) for layer in self.layers}
         has_one_window = len({*self.windows} - {0}) <= 1
-        return len(alike) == 1 and has_one_window and max(each) == 1
+        is_known = not self.norms_after or (isinstance(self.attention, GroupedAttention) and not self.experts)
+        has_one_place = len({layer.norms_after for layer in self.layers}) == 1
+        return len(alike) == 1 and has_one_window and max(each) == 1 and has_one_place and is_known
 
     @property
     def _feed_forwards(self) -> tuple[FeedForward, ...]:

@@ -5,7 +5,7 @@ rule maps the content of config.json, with the family's defaults, to each layer'
 positions that a token attends to, itself included; 0: all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from yatt.errors import ConfigError
@@ -60,7 +60,17 @@ def alternate_windows(values: Values, num_layers: int) -> list[int]:
     return _by_layer(values, num_layers, _flagged_size(values), range(0, end, 2))
 
 
-def _by_layer(values: Values, num_layers: int, size: int, narrow: range) -> list[int]:
+def most_windows(values: Values, num_layers: int) -> list[int]:
+    """Of OLMo-3: all layers but every fourth have one, or those of `layer_types`.
+
+    Raises:
+        ConfigError: there is no size.
+    """
+    narrow = [index for index in range(num_layers) if (index + 1) % 4]
+    return _by_layer(values, num_layers, config_size(values, "sliding_window"), narrow)
+
+
+def _by_layer(values: Values, num_layers: int, size: int, narrow: Container[int]) -> list[int]:
     """Of the layers that `layer_types` lists, or without it of the layers `narrow`."""
     kinds = _listed_kinds(values, num_layers)
     if other := [kind for kind in kinds if kind not in (FULL, SLIDING)]:

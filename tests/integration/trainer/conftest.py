@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         **({"head_dim": 16} if kind.startswith(("qwen3", "glm4")) else {}),
         **values_of_its_own,
     }
+    if isinstance(kinds := sizes.get("layer_types"), list):
+        sizes["layer_types"] = kinds[: sizes["num_hidden_layers"]]
     config = transformers.AutoConfig.for_model(CLASSES_OF.get(kind, kind), **sizes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
@@ -42,12 +45,22 @@ def make_model(folder: Path, kind: str, *, is_tied: bool, **values_of_its_own: o
         for parameter in model.parameters():
             scale = 0.1 if parameter.dim() == 1 else 0.05
             parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+        spread_norms(model)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.3)
     model.save_pretrained(folder)
     name_kind(folder, kind)
     return folder
+
+
+def spread_norms(model: Any) -> None:
+    """Norms over all heads get weights far from 1, which differ by head."""
+    size = getattr(model.config, "head_dim", None)
+    size = size or model.config.hidden_size // model.config.num_attention_heads
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")) and len(weight) > size:
+            weight.mul_(torch.linspace(0.3, 1.5, len(weight) // size).repeat_interleave(size))
 
 
 @pytest.fixture(scope="session")

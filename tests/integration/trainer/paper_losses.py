@@ -132,8 +132,8 @@ def _loss(
 
 
 def released_name(name: str, model_type: str) -> str:
-    """A tensor's name in files: Mixtral's have other names than transformers' modules."""
-    if model_type == "mixtral" and ".mlp." in name:
+    """A tensor's name in files: Mixtral's and MiniMax's have other names than transformers' modules."""
+    if model_type in ("mixtral", "minimax_m2") and ".mlp." in name:
         leaves = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", ".mlp.": ".block_sparse_moe."}
         for old, new in leaves.items():
             name = name.replace(old, new)

@@ -45,6 +45,14 @@ KIMI_YARN = {
 }  # fmt: skip
 """With these sizes two of four frequencies are others with the `beta_fast` that DeepSeek has."""
 
+LAYER_YARN = {
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 16,
+        "beta_fast": 4.0, "beta_slow": 1.0, "attention_factor": 1.3,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}  # fmt: skip
+
 TINY = {
     "llama": {"is_tied": False, "vocab_size": 63},
     "mistral": {"is_tied": False, "vocab_size": 63, "sliding_window": 4, "head_dim": 16},
@@ -103,10 +111,33 @@ TINY = {
         **SIGMOID,
         "rope_parameters": KIMI_YARN,
     },
+    "olmo2": {"is_tied": False, "vocab_size": 63, "pad_token_id": None, "eos_token_id": 2},
+    "olmo3": {
+        "is_tied": True,
+        "vocab_size": 62,
+        "pad_token_id": None,  # transformers does not train the embedding of one
+        "eos_token_id": 2,
+        "head_dim": 16,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": LAYER_YARN,
+    },
+    "minimax_m2": {
+        "is_tied": False,
+        "vocab_size": 63,
+        "head_dim": 16,
+        "rotary_dim": 6,
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    },
     OWN: {"is_tied": False, "vocab_size": 63, "pad_token_id": None, "eos_token_id": 2},
 }
 """Settings of a tiny model of each family; vocabularies of 63 are padded under TP. Windows are shorter than
-sequences: in all layers (Mistral, Mixtral), the last ones (Qwen2) or every other one (Qwen2-MoE)."""
+sequences: in all layers (Mistral, Mixtral), the last ones (Qwen2) or every other one (Qwen2-MoE, OLMo-3).
+Biases of routers change who is chosen, and weights of norms over all heads are spread."""
 
 ODD, EVEN = 3, 4
 """Layers: stages of a pipeline differ; interleaved stages have one layer each."""
@@ -120,7 +151,7 @@ SPREAD_MOVES = {"ep2": ("one", "ep2"), "tp2ep2": ("ep2",), "tp2": ("ep2",)}
 FOUR_MOVES = {"etp2": ("tp2ep2",), "pp2ep2": ("etp2", "pp2ep2")}
 """Layouts that resume, and the layouts that saved: themselves, or earlier ones (`SPREAD` comes first)."""
 
-WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3", "kimi_k2")
+WITH_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "deepseek_v3", "kimi_k2", "minimax_m2")
 MOST_MOVES = 4
 """Of a family with experts; families take turns, so that each move is made by two of them."""
 

@@ -30,6 +30,7 @@ MODELS = {
     "experts": ("qwen3_moe", False, EXPERTS),
     "shared": ("qwen2_moe", False, EXPERTS | {"shared_expert_intermediate_size": 160}),
     "narrow": ("mistral", False, {"num_hidden_layers": 2, "sliding_window": 64}),
+    "after": ("olmo2", False, {"num_hidden_layers": 2, "pad_token_id": None, "eos_token_id": 2}),
 }
 LATENT = {
     "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32,
@@ -68,6 +69,7 @@ JOBS = {
         ("experts", FLOAT32, ONE), ("shared", {}, ONE), ("latent", {}, ONE), ("latent", RECOMPUTE, ONE),
         ("qwen3", RECOMPUTE | {"recompute_layers": 1}, ONE), ("narrow", {}, ONE), ("narrow", RECOMPUTE, ONE),
         ("thin", TAUGHT, ONE), ("vocabulary", RECOMPUTE | TAUGHT, ONE),
+        ("after", {}, ONE), ("after", FLOAT32, ONE), ("after", RECOMPUTE, ONE),
     ],
     2: [
         ("qwen3", {}, ONE), ("qwen3", TP, ONE), ("qwen3", TP | SP, ONE), ("qwen3", TP | SP | RECOMPUTE, ONE),
@@ -75,7 +77,7 @@ JOBS = {
         ("qwen3", PP | RECOMPUTE, FOUR), ("tied", PP, FOUR), ("experts", TP | SP, ONE),
         ("experts", EP, ONE), ("experts", EP | RECOMPUTE, ONE),
         ("experts", TP | SP | EP | {"expert_tensor_parallel_size": 1}, ONE),
-        ("qwen3", PP | {"virtual_pipeline_model_parallel_size": 2}, FOUR),
+        ("qwen3", PP | {"virtual_pipeline_model_parallel_size": 2}, FOUR), ("after", TP | SP, ONE),
     ],
 }  # fmt: skip
 WITH_CRITIC = {

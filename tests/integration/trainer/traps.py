@@ -1,4 +1,5 @@
-"""Mistakes about pictures, critics, teachers and given completions that trainers have made, to be planted."""
+"""Mistakes that trainers have made about pictures, critics, teachers, norms and given completions, to be
+planted in a rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,12 +18,58 @@ def planted(name: str) -> Iterator[None]:
     """Context manager: the mistake of this name is made; empty: none."""
     with contextlib.ExitStack() as stack:
         of_subject = {
-            "critic": _critic_mistakes, "distill": _distill_mistakes, "given": _given_mistakes
+            "critic": _critic_mistakes, "distill": _distill_mistakes, "given": _given_mistakes,
+            "norm": _norm_mistakes
         }  # fmt: skip
         mistakes = of_subject.get(name.split("-")[0], _mistakes)
         for target, wrong in mistakes(name) if name else ():
             stack.enter_context(mock.patch(target, wrong))
         yield
+
+
+def _norm_mistakes(name: str) -> list[tuple[str, Any]]:
+    from megatron.core.transformer.moe import router
+
+    from yatt.trainer.mcore import mcore_config, spec
+
+    right_config, begin = mcore_config.transformer_config, spec.YarnAttention.__init__
+
+    def each_head(norm: Any, heads: torch.Tensor) -> torch.Tensor:
+        squares = heads.square().mean(-1, keepdim=True)
+        return heads * torch.rsqrt(squares + norm.eps) * norm.heads_weight.view(heads.shape[-2:])
+
+    def added_up(*given: Any) -> Any:
+        config = right_config(*given)
+        config.qk_layernorm = True
+        return config
+
+    def yarn_everywhere(attention: Any, *given: Any, **named: Any) -> None:
+        begin(attention, *given, **named)
+        if attention.is_narrow:
+            attention.core_attention.scale *= named["yarn"].position_scale ** 2
+        attention.is_narrow = False
+
+    def same(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    choose = router.topk_routing_with_score_function
+
+    def without_bias(*given: Any, **named: Any) -> Any:
+        return choose(*given, **{**named, "expert_bias": None})
+
+    return {
+        "norm-and-no-bias": [
+            ("megatron.core.transformer.moe.router.topk_routing_with_score_function", without_bias)
+        ],
+        "norm-of-one-rank": [("yatt.trainer.mcore.spec.reduce_from_tensor_model_parallel_region", same)],
+        "norm-gradient-of-one-rank": [("yatt.trainer.mcore.spec.copy_to_tensor_model_parallel_region", same)],
+        "norm-added-up": [("yatt.trainer.mcore.model.transformer_config", added_up)],
+        "norm-unmarked": [
+            ("yatt.trainer.mcore.spec.set_tensor_model_parallel_attributes", lambda *_, **__: None)
+        ],
+        "norm-of-each-head": [("yatt.trainer.mcore.spec.HeadsNorm.forward", each_head)],
+        "norm-yarn-everywhere": [("yatt.trainer.mcore.spec.YarnAttention.__init__", yarn_everywhere)],
+    }[name]
 
 
 def _mistakes(name: str) -> list[tuple[str, Any]]:

@@ -64,6 +64,17 @@ OF_FAMILY = {
         "v_head_dim": 12,
     },
 }
+OF_FAMILY |= {
+    "olmo2": {"pad_token_id": None},
+    "olmo3": {
+        "pad_token_id": None, "sliding_window": 7,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "minimax_m2": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 12,
+        "scoring_func": "sigmoid", "use_routing_bias": True,
+    },
+}  # fmt: skip
 OF_FAMILY["kimi_k2"] = OF_FAMILY["deepseek_v3"]
 
 
@@ -71,7 +82,7 @@ def counted(kind: str, length: int, *, is_trained: bool) -> tuple[object, int]:
     """The config, and torch's count with logits at the last `ROWS` positions."""
     config = transformers.AutoConfig.for_model(CLASSES_OF.get(kind, kind), **{**TINY, **OF_FAMILY[kind]})
     settings = {"attn_implementation": "eager"}
-    if "moe" in kind or kind in ("mixtral", "deepseek_v3", "kimi_k2"):
+    if "moe" in kind or kind in ("mixtral", "deepseek_v3", "kimi_k2", "minimax_m2"):
         settings["experts_implementation"] = "eager"  # else experts are not separate products
     model = transformers.AutoModelForCausalLM.from_config(config, **settings)
     ids = torch.arange(length)[None] % config.vocab_size

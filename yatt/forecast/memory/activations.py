@@ -135,7 +135,8 @@ def _has_varlen(attention: Attention, share: TokenShare) -> bool:
 
 
 def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int:
-    """Norm, one matrix for Q, K and V, norms of Q and K, rotation, attention, one matrix."""
+    """Norm, one matrix for Q, K and V, norms of Q and K, rotation, attention, one matrix. A norm at the end
+    keeps as much: the first matrix keeps the layer's input in place of a norm's output."""
     tp, item, cp = share.layout.tp, share.item_bytes, share.layout.cp
     heads, kv_heads = attention.num_heads // tp, max(attention.num_kv_heads // tp, 1)
     q, k = heads * attention.head_dim, kv_heads * attention.head_dim
@@ -143,7 +144,8 @@ def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int
     rotated, angles, output = q + k, 4 * attention.head_dim, q * (2 if is_copied else 1)
     per_token = item * (q + 2 * k + rotated + angles + output) + FLOAT * heads
     if attention.has_qk_norm:
-        per_token += _qk_norm(q, k, share) + FLOAT * (heads + kv_heads)
+        each = 2 if attention.norms_all_heads else heads + kv_heads
+        per_token += _qk_norm(q, k, share, attention) + FLOAT * each
     if cp > 1 and share.kernels != "te":
         has_varlen = _has_varlen(attention, share)
         per_token += 2 * item * k * cp if has_varlen else _gathered(q, k, heads, share, attention)
@@ -152,7 +154,9 @@ def _grouped(attention: GroupedAttention, hidden: int, share: TokenShare) -> int
     return share.num_held * norm_bytes(hidden, share) + share.num_tokens * per_token
 
 
-def _qk_norm(q: int, k: int, share: TokenShare) -> int:
+def _qk_norm(q: int, k: int, share: TokenShare, attention: GroupedAttention) -> int:
+    if attention.norms_all_heads:  # no fused kernel: inputs and normalised inputs in float32
+        return 2 * FLOAT * (q + k)
     if share.kernels == "cpu":  # in float32 the input of K is a view of the matrix product
         return 2 * FLOAT * (q + k) if share.item_bytes < FLOAT else FLOAT * (2 * q + k)
     return share.item_bytes * (q + (k if share.kernels == "te" else 0))
@@ -205,9 +209,9 @@ def backward_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:
     """Bytes beside what is kept, while a layer's backward pass runs.
 
     These are the gradients of its output and its input, and the larger of: the gradients of the two halves of
-    a SwiGLU; those of one half and of the matrix. With experts the gradients of all routed tokens too, three
-    times (once more if they travel in EP, three times more in expert TP; counted), and then only one expert's
-    part of the others.
+    a SwiGLU; those of one half and of the matrix; three tensors in float32 of a norm that comes last, without
+    a fused kernel. With experts the gradients of all routed tokens too, three times (once more if they travel
+    in EP, three times more in expert TP; counted), and then only one expert's part of the others.
     """
     part, layout, item = layer.feed_forward, share.layout, share.item_bytes
     if isinstance(part, DenseFeedForward):
@@ -215,10 +219,12 @@ def backward_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:
     else:
         columns, routed = part.size // layout.etp, routed_tokens(part, share)
         tokens = int(share.imbalance * routed) * layout.ep // part.num_experts
-    halves = max(2 * columns * tokens, columns * (tokens + 2 * hidden))
+    halves = item * max(2 * columns * tokens, columns * (tokens + 2 * hidden))
+    if layer.norms_after and share.kernels == "cpu":
+        halves = max(halves, 3 * FLOAT * hidden * share.num_held)
     states = 2 * share.hidden_bytes(hidden)
     copies = 3 + (layout.ep > 1) + 3 * (layout.etp > 1)
-    return states + item * (halves + copies * hidden * routed) + _scores(layer.attention, share)
+    return states + halves + item * copies * hidden * routed + _scores(layer.attention, share)
 
 
 def left_bytes(layer: Layer, hidden: int, share: TokenShare) -> int:

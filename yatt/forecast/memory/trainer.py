@@ -141,7 +141,7 @@ def trainer_demand(
         longest=longest,
         item_bytes=ITEM_BYTES[config.model.dtype],
         is_packed=tokens > longest,
-        kernels=kernels_of(config),
+        kernels=kernels_of(config, shape),
         layout=layout,
     )
     policy = TrainerDemand(
@@ -163,11 +163,11 @@ def trainer_demand(
     return replace(policy, critic=its)
 
 
-def kernels_of(config: RunConfig) -> KernelSet:
-    """The kernels that the trainer uses; with `auto` Transformer Engine's on GPUs."""
+def kernels_of(config: RunConfig, shape: Shape) -> KernelSet:
+    """The kernels that the trainer uses; with `auto` Transformer Engine's on GPUs, if it has all layers."""
     if config.launch.device == "cpu":
         return "cpu"
-    return "torch" if config.model.spec == "torch" else "te"
+    return "torch" if config.model.spec == "torch" or shape.needs_torch_spec else "te"
 
 
 def longest_sample(config: RunConfig) -> int:
@@ -275,7 +275,8 @@ def _layer(demand: TrainerDemand, stage: int) -> int:
     shape, share = demand.shape, demand.share
     chunks = model_chunks(shape.num_layers, demand.section, stage)
     # The layer's output is freed before, or its input is kept already.
-    shared = share.hidden_bytes(shape.hidden_size) if share.keeps_inputs else 0
+    is_kept = share.keeps_inputs or shape.norms_after
+    shared = share.hidden_bytes(shape.hidden_size) if is_kept else 0
     return max(_chunk_working(demand, [shape.layers[at] for at in chunk]) for chunk in chunks) - shared
 
 

@@ -21,7 +21,7 @@ from yatt.models.quantized import FP8, PLAIN_CLASS, SCORED_CLASS, is_quantised, 
 from yatt.models.rows import OUTPUT, SCORE
 from yatt.models.shape import Shape
 from yatt.models.tensors import TIED_OUTPUT, tensor_faults
-from yatt.trainer.mcore.layout import check_layout
+from yatt.trainer.mcore.layout import check_layout, check_spec
 
 TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -89,6 +89,7 @@ def check_fits(config: RunConfig) -> None:
         )
     if config.has_critic:
         _check_critic(config, model)
+    check_spec(shape, config.model.spec)
     check_possible(config, model)
     check_planned_memory(config, model)
     if config.vision.train != "none" and shape.vision is None:
@@ -110,10 +111,23 @@ def _check_engines(config: RunConfig, shape: Shape) -> None:
             f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
         )
     refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
+    _refuse_cpu_engine(config)
     if shape.attention.num_heads % config.rollout.tp_size:
         raise ConfigError(
             f"rollout.tp_size {config.rollout.tp_size} does not divide the {shape.attention.num_heads} heads "
             f"of {config.model.path}; write a divisor."
+        )
+
+
+def _refuse_cpu_engine(config: RunConfig) -> None:
+    """Refuses vLLM on CPUs for a model whose router its CPU build does not have."""
+    if config.launch.device != "cpu" or config.rollout.engine not in ("auto", "vllm"):
+        return
+    family = FAMILIES.get(str(read_config(config.model.path).get("model_type")))
+    if family is not None and family.lacks_cpu_engine:
+        raise ConfigError(
+            f"rollout.engine: vLLM on CPUs cannot run {config.model.path} ({family.model_type}: its router's "
+            "scores are sigmoids without groups); write transformers, or train on GPUs."
         )
 
 
@@ -133,6 +147,7 @@ def _check_critic(config: RunConfig, policy: Model) -> None:
             )
     if not path:
         return
+    check_spec(critic.shape, config.model.spec, f"model.spec: critic.path: {path}")
     if critic.shape.vocab_size < policy.shape.vocab_size:
         raise ConfigError(
             f"critic.path: {path} has {critic.shape.vocab_size} tokens and the policy "

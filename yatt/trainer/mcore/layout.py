@@ -44,6 +44,23 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
         raise ConfigError("\n".join(f"trainer.{fault}" for fault in faults))
 
 
+def check_spec(shape: Shape, spec: str, key: str = "model.spec") -> None:
+    """Refuses layers of Transformer Engine for a model that it has none for.
+
+    Args:
+        spec: `model.spec`.
+        key: begins the sentence.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if spec == "te" and shape.needs_torch_spec:
+        raise ConfigError(
+            f"{key}: Transformer Engine's layers have no norm over all heads, none after a half of a layer, "
+            "and no YaRN in some layers only, of which this model has some; write auto or torch."
+        )
+
+
 def _tower_faults(shape: Shape, layout: TrainerSection) -> Iterator[str]:
     """Faults of a tower's levels, which layers of the first chunk of a pipeline add."""
     num_levels = len(shape.vision.levels) if shape.vision else 0

@@ -92,7 +92,9 @@ def _attention_settings(shape: Shape) -> dict[str, Any]:
             **common,
             **_window_settings(shape.windows),
             "add_qkv_bias": attention.has_qkv_bias,
-            "qk_layernorm": attention.has_qk_norm,
+            # It would add up the gradients of its weight over tensor-parallel ranks: right for a norm of each
+            # head by itself, which all ranks have; wrong for parts of one over all heads.
+            "qk_layernorm": attention.has_qk_norm and not attention.norms_all_heads,
         }
     return {
         **common,

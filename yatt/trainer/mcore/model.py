@@ -19,6 +19,7 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.optimizer import (
@@ -32,18 +33,19 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import nn
+from torch import Tensor, nn
 
 from yatt.collectives.exchange import literal_exchange
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.errors import ConfigError
 from yatt.models.model import Model
 from yatt.models.rows import VISION, WeightRow
-from yatt.models.shape import Shape
-from yatt.trainer.mcore.layout import steps_per_iteration
+from yatt.models.shape import GroupedAttention, Shape, Yarn
+from yatt.trainer.mcore.layout import check_spec, steps_per_iteration
 from yatt.trainer.mcore.mcore_config import DTYPES, transformer_config
 from yatt.trainer.mcore.optimizer_state import create_state, replace_by_sgd
 from yatt.trainer.mcore.parted_step import all_here, step_in_parts
+from yatt.trainer.mcore.rotary_axes import yarn_frequencies
 from yatt.trainer.mcore.seeing import SeeingModel
 from yatt.trainer.mcore.spec import DuplicatedLinear, torch_block_spec
 from yatt.trainer.mcore.tower import build_tower, train_part
@@ -84,6 +86,22 @@ class ValueHead(nn.Linear):
     def __init__(self, mcore: TransformerConfig) -> None:
         super().__init__(mcore.hidden_size, 1, bias=False, dtype=mcore.params_dtype)
         self.sequence_parallel = mcore.sequence_parallel
+
+
+class LayerAngles(RotaryEmbedding):  # type: ignore[misc]  # megatron-core has no types
+    """Angles of layers without a window, by YaRN, beside those of layers with one, plain: twice as wide."""
+
+    def __init__(self, shape: Shape, yarn: Yarn, *, is_cpu: bool) -> None:
+        dim = shape.attention.head_dim
+        super().__init__(dim, 1.0, rotary_base=shape.rope_theta, use_cpu_initialization=is_cpu)
+        plain: Tensor = self.inv_freq
+        stretched = yarn_frequencies(plain, shape.rope_theta, yarn)
+        self.inv_freq: Tensor = torch.cat([stretched, stretched, plain, plain])
+
+    def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
+        """Returns float32 [S, 1, 1, 2 D]."""
+        angles: Tensor = self.get_freqs_non_repeated(max_seq_len, offset)
+        return angles[:, None, None, :]
 
 
 def join_model_parallel(layout: TrainerSection, seed: int) -> None:
@@ -173,13 +191,14 @@ def build_reference(
         return [Float16Module(mcore, built) if mcore.bf16 else built for built in models]
 
 
-def _uses_te(config: RunConfig, device: torch.device) -> bool:
+def _uses_te(config: RunConfig, shape: Shape, device: torch.device) -> bool:
+    check_spec(shape, config.model.spec)
     has_te = device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
     if config.model.spec == "te" and not has_te:
         raise ConfigError(
             "model.spec is te, but Transformer Engine (on CUDA) is not there; write auto or torch."
         )
-    return has_te and config.model.spec != "torch"
+    return has_te and config.model.spec != "torch" and not shape.needs_torch_spec
 
 
 def _gpt_models(
@@ -191,7 +210,7 @@ def _gpt_models(
         has_tower: whether a model that takes pictures has a tower of its own.
     """
     define_missing_names()
-    uses_te = _uses_te(config, device)
+    uses_te = _uses_te(config, shape, device)
     tp, vpp = mcore.tensor_model_parallel_size, mcore.virtual_pipeline_model_parallel_size
     models = []
     for index in range(vpp or 1):
@@ -199,7 +218,7 @@ def _gpt_models(
         if uses_te:
             spec = get_gpt_decoder_block_spec(mcore, use_transformer_engine=True, vp_stage=stage)
         else:
-            spec = torch_block_spec(mcore, stage)
+            spec = torch_block_spec(mcore, shape, stage)
         is_first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         model = _model_kind(config, shape, has_tower=has_tower and is_first)(
             mcore,
@@ -216,6 +235,8 @@ def _gpt_models(
             share_embeddings_and_output_weights=shape.is_tied,
             vp_stage=stage,
         )
+        if isinstance(shape.attention, GroupedAttention) and shape.yarn is not None:
+            model.rotary_pos_emb = LayerAngles(shape, shape.yarn, is_cpu=mcore.use_cpu_initialization)
         models.append(model.to(device))
     return models
 

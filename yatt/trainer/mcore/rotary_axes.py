@@ -1,16 +1,39 @@
-"""Rotary positions with three axes (Qwen2-VL, arXiv:2409.12191), of a whole packed stream.
+"""Rotary positions that megatron-core does not have. Suffixes: S tokens of the stream, D elements of a head.
 
-megatron-core has axes side by side only, and cuts the positions of packed sequences wrongly under context
-parallelism. Suffixes: S tokens of the stream, D elements of a head.
+Three axes (Qwen2-VL, arXiv:2409.12191), of a whole packed stream: megatron-core has axes side by side only,
+and cuts the positions of packed sequences wrongly under context parallelism. And YaRN's frequencies for
+attention that is not latent, in some layers.
 """
 
 import itertools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from yatt.models.shape import RopeAxes, Shape
+from yatt.models.shape import RopeAxes, Shape, Yarn
+
+
+def yarn_frequencies(plain: Tensor, theta: float, yarn: Yarn) -> Tensor:
+    """Returns frequencies for a context of `yarn.factor` times the length trained on (arXiv:2309.00071,
+    section 3.2): slow ones divided by the factor, fast ones as they are, and those between in part. The
+    bounds are whole numbers, as in transformers.
+
+    Args:
+        plain: float32 [D / 2], falling.
+        theta: base of them.
+    """
+    dim = 2 * len(plain)
+
+    def turning(rotations: float) -> float:
+        turned = yarn.original_positions / (rotations * 2 * math.pi)
+        return dim * math.log(turned) / (2 * math.log(theta))
+
+    low, high = max(math.floor(turning(yarn.beta_fast)), 0), min(math.ceil(turning(yarn.beta_slow)), dim - 1)
+    places = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
+    share = ((places - low) / (high - low or 0.001)).clamp(0, 1)
+    return plain / yarn.factor * share + plain * (1 - share)
 
 
 class RotaryAxes(nn.Module):

@@ -1,8 +1,9 @@
 """Plain-torch layers for megatron-core, through its ModuleSpec extension point; nothing is patched.
 
 megatron-core's own local spec supports no sequence parallelism (its norm), and no packed sequences or
-context parallelism (its attention). These three modules support them on CPU and CUDA. They use Transformer
-Engine's parameter names, so that converters and checkpoints need one set of names.
+context parallelism (its attention). These modules support them on CPU and CUDA. They use Transformer
+Engine's parameter names, so that converters and checkpoints need one set of names. Two of them neither has:
+a norm over all heads, and a norm after a half of a layer.
 
 Suffixes: S tokens on this rank, B sequences side by side, H heads, D head size.
 """
@@ -16,8 +17,16 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
 from megatron.core.parallel_state import get_context_parallel_group
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -35,6 +44,7 @@ from megatron.core.transformer.transformer_layer import (
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from yatt.models.shape import Attention, GroupedAttention, Shape, Yarn
 from yatt.trainer.attention.batches import PackedSequences
 from yatt.trainer.attention.varlen import VarlenBounds, suits_varlen, varlen_attention, varlen_bounds
 from yatt.trainer.mcore.grouped_experts import GroupedExperts
@@ -65,6 +75,68 @@ class TorchNormColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
         """Normalises over the last dimension, then multiplies."""
         normed = F.rms_norm(hidden, hidden.shape[-1:], self.layer_norm_weight, self.eps)
         return super().forward(normed, *args, **kwargs)
+
+
+class TorchLinearNorm(RowParallelLinear):  # type: ignore[misc]
+    """Row-parallel linear and RMSNorm of its sum over ranks in one module: of a half of a layer that is
+    normalised before it is added (OLMo-2, arXiv:2501.00656)."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **rest: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **rest)
+        ones = torch.ones(output_size, dtype=config.params_dtype, device=self.weight.device)
+        self.layer_norm_weight = torch.nn.Parameter(ones)
+        self.layer_norm_weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.eps = config.layernorm_epsilon
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Multiplies, then normalises over the last dimension."""
+        output, bias = super().forward(hidden)
+        return F.rms_norm(output, output.shape[-1:], self.layer_norm_weight, self.eps), bias
+
+
+class HeadsNorm(torch.nn.Module):
+    """RMSNorm over all heads of the queries or of the keys, of which each tensor-parallel rank has some.
+
+    With x of all ranks, y = w x / sqrt(s / n + eps) and s the sum of squares of all n elements. A loss
+    depends on s through the y of every rank, so its gradient by s is the sum of the ranks' parts: both the
+    sum and its gradient are reduced over ranks. A rank's part of w has a gradient of that rank only.
+
+    Args:
+        hidden_size: elements of a head, as megatron-core says it.
+        num_heads: of all ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, num_heads: int) -> None:
+        super().__init__()
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.num_elements, self.eps = num_heads * hidden_size, eps
+        size = self.num_elements // config.tensor_model_parallel_size
+        self.heads_weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype, device=device))
+        # Without the mark the gradient norm counts one rank's part.
+        set_tensor_model_parallel_attributes(self.heads_weight, is_parallel=True, dim=0, stride=1)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Maps [S, B, H, D] to [S, B, H, D], in float32 between."""
+        elements = heads.flatten(-2).float()
+        squares = reduce_from_tensor_model_parallel_region(elements.square().sum(-1, keepdim=True))
+        squares = copy_to_tensor_model_parallel_region(squares)  # its backward pass is a sum
+        normed = elements * torch.rsqrt(squares / self.num_elements + self.eps)
+        return (normed * self.heads_weight).to(heads.dtype).view(heads.shape)
+
+
+class YarnAttention(SelfAttention):  # type: ignore[misc]
+    """Attention with YaRN's positions in layers without a window, and plain ones in the others (OLMo-3)."""
+
+    def __init__(self, *given: Any, yarn: Yarn, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.is_narrow = self.core_attention.window > 0
+        if not self.is_narrow:  # in place of longer queries and longer keys, as all of their elements turn
+            self.core_attention.scale *= yarn.position_scale**2
+
+    def forward(self, hidden: Tensor, *given: Any, rotary_pos_emb: Tensor, **named: Any) -> Any:
+        """Takes its own half of `LayerAngles`."""
+        whole, narrow = rotary_pos_emb.chunk(2, -1)
+        return super().forward(hidden, *given, rotary_pos_emb=narrow if self.is_narrow else whole, **named)
 
 
 class SdpaCoreAttention(MegatronModule):  # type: ignore[misc]
@@ -205,6 +277,18 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]
         return GroupedExperts, layers
 
 
+class NormsAfterProvider(TorchSpecProvider):
+    """The same, with the norm of a half of a layer after its last linear layer."""
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        """No norm comes before."""
+        return self.column_parallel_linear()  # type: ignore[no-any-return]
+
+    def row_parallel_linear(self) -> type:
+        """The module with linear and norm in one."""
+        return TorchLinearNorm
+
+
 class DuplicatedLinear(torch.nn.Linear):
     """Linear layer that each tensor-parallel rank has as a whole, as in Transformer Engine: latent
     attention's way down to its vectors.
@@ -227,9 +311,9 @@ class DuplicatedLinear(torch.nn.Linear):
         return super().forward(hidden), None
 
 
-def attention_spec(config: TransformerConfig) -> ModuleSpec:
+def attention_spec(config: TransformerConfig, shape: Shape) -> ModuleSpec:
     """Spec of a layer's attention, of either kind."""
-    backend, causal = TorchSpecProvider(), {"attn_mask_type": AttnMaskType.causal}
+    backend, causal = _provider(shape), {"attn_mask_type": AttnMaskType.causal}
     norm_linear = backend.column_parallel_layer_norm_linear()
     common = {"core_attention": backend.core_attention(), "linear_proj": backend.row_parallel_linear()}
     if config.multi_latent_attention:
@@ -244,25 +328,40 @@ def attention_spec(config: TransformerConfig) -> ModuleSpec:
             **common,
         )
         return ModuleSpec(module=MLASelfAttention, params=causal, submodules=latent)
-    qk_norm = TorchRMSNorm if config.qk_layernorm else IdentityOp
+    q_norm, k_norm = _qk_norms(shape.attention)
     grouped = SelfAttentionSubmodules(
-        linear_qkv=norm_linear, q_layernorm=qk_norm, k_layernorm=qk_norm, **common
+        linear_qkv=norm_linear, q_layernorm=q_norm, k_layernorm=k_norm, **common
     )
+    if shape.yarn is not None:
+        return ModuleSpec(module=YarnAttention, params={**causal, "yarn": shape.yarn}, submodules=grouped)
     return ModuleSpec(module=SelfAttention, params=causal, submodules=grouped)
 
 
-def torch_layer_spec(config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
+def _provider(shape: Shape) -> TorchSpecProvider:
+    return NormsAfterProvider() if shape.norms_after else TorchSpecProvider()
+
+
+def _qk_norms(attention: Attention) -> list[ModuleSpec | type]:
+    assert isinstance(attention, GroupedAttention), "latent attention has norms of its vectors"
+    if attention.norms_all_heads:
+        numbers = (attention.num_heads, attention.num_kv_heads)
+        return [ModuleSpec(module=HeadsNorm, params={"num_heads": number}) for number in numbers]
+    return [TorchRMSNorm if attention.has_qk_norm else IdentityOp] * 2
+
+
+def torch_layer_spec(config: TransformerConfig, shape: Shape, *, has_experts: bool) -> ModuleSpec:
     """Spec of one decoder layer, with the parameter names of Transformer Engine's spec."""
-    backend = TorchSpecProvider()
+    backend = _provider(shape)
     num_experts = config.num_moe_experts if has_experts else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            # Grouped attention's norm is part of its first linear; latent attention has two or three of them.
+            # Grouped attention's norm is part of its first or last linear; latent attention has two or three
+            # first ones.
             input_layernorm=TorchRMSNorm if config.multi_latent_attention else IdentityOp,
-            self_attention=attention_spec(config),
+            self_attention=attention_spec(config, shape),
             self_attn_bda=get_bias_dropout_add,
-            # A dense layer's norm is part of its first linear; the router and all experts share one.
+            # A dense layer's norm is part of its first or last linear; the router and all experts share one.
             pre_mlp_layernorm=TorchRMSNorm if has_experts else IdentityOp,
             mlp=get_mlp_module_spec_for_backend(
                 backend=backend, num_experts=num_experts, moe_grouped_gemm=False
@@ -272,11 +371,13 @@ def torch_layer_spec(config: TransformerConfig, *, has_experts: bool) -> ModuleS
     )
 
 
-def torch_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+def torch_block_spec(
+    config: TransformerConfig, shape: Shape, vp_stage: int | None
+) -> TransformerBlockSubmodules:
     """Spec of one model chunk's decoder layers; a block spec, because the final norm is ours too."""
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     pattern = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
-    kinds = [torch_layer_spec(config, has_experts=bool(kind)) for kind in (0, 1)]
+    kinds = [torch_layer_spec(config, shape, has_experts=bool(kind)) for kind in (0, 1)]
     layers = [kinds[kind] for kind in pattern[first : first + num_layers]]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=TorchRMSNorm)
