@@ -19,7 +19,7 @@ LEAST_CPU_S = 0.1
 
 BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 135,
-    "tests/faults/": 910,
+    "tests/faults/": 940,
     "tests/gpu/": 1,
     "tests/integration/test_": 1220,
     "tests/integration/trainer/": 590,

@@ -16,6 +16,7 @@ from yatt.records.codec import _leaves, encode_frame
 
 assert cluster, "imported, so that its messages are known too"
 HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+SHARE_THERE = 0.5
 TEXTS = ("", "rollout", "node1", "é\u2028", "\0", "\x1b[2J", "../../etc", "x" * 5000)
 
 
@@ -33,7 +34,9 @@ def drawn(kind: Any, chance: random.Random) -> Any:
         return tuple(drawn(each, chance) for each in inner)
     if origin is dict:
         return {chance.choice(TEXTS): drawn(inner[1], chance) for _ in range(chance.randrange(3))}
-    assert origin not in (types.UnionType, typing.Union), "no message has one"
+    if origin in (types.UnionType, typing.Union):
+        (one,) = (each for each in inner if each is not type(None))  # no message has another one
+        return drawn(one, chance) if chance.random() < SHARE_THERE else None
     if issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return kind(**{name: drawn(hints[name], chance) for name in kind.__struct_fields__})

@@ -336,10 +336,13 @@ def test_no_folder_of_tests_costs_more_than_its_budget() -> None:
 
 
 def test_no_test_that_costs_something_has_more_than_a_dozen_cases() -> None:
-    """Of a product take pairs. A list of faults or mistakes, or of what one world has measured, is none."""
+    """Of a product take pairs. A list of faults, mistakes or families, or of what one world has measured, is
+    none."""
     lists = {
         "test_store_faults.py::test_a_fault_that_passes_costs_time_and_one_commit_is_there",
         "test_mistakes.py::test_a_mistake_is_told_at_once",
+        "test_families.py::test_a_family_is_transformers_in_every_layout",
+        "test_given.py::test_gradients_are_those_of_the_definitions_in_every_layout",
         "test_planned_memory.py::test_weights_gradients_and_optimizer_are_exact",
         "test_planned_memory.py::test_the_peak_of_activations_and_logits_is_within_five_percent",
     }

@@ -44,10 +44,10 @@ LARGE_CLASSES = """
 """Classes with more than ten fields, without records and sections of the config."""
 
 LINES = {
-    "control": 13150, "launch": 11000, "adapters": 11000, "core": 7750, "trainer": 8500, "obs": 5350,
-    "config": 4950, "checkpoint": 4100, "cli": 3750, "forecast": 3950, "engine": 3400, "models": 3750,
+    "control": 13050, "launch": 10950, "adapters": 10950, "core": 7650, "trainer": 8400, "obs": 5350,
+    "config": 4950, "checkpoint": 4100, "cli": 3750, "forecast": 3850, "engine": 3400, "models": 3750,
     "records": 1750, "reward": 1450, "evaluation": 1250, "weights": 1250, "media": 1650, ".": 700,
-    "uploader": 700, "algo": 700, "collectives": 250, "genrm": 50, "rollout": 50,
+    "uploader": 700, "algo": 750, "collectives": 250, "genrm": 50, "rollout": 50,
 }  # fmt: skip
 """Most lines of each package (".": modules of no package). Raise one only with an ADR that says what for."""
 

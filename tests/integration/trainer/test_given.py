@@ -171,6 +171,7 @@ def test_an_optimizer_in_host_memory_changes_no_bit(given):
     "name", ["dpo-of-tokens", "dpo-of-itself", "reward_model-other", "dpo-of-a-part", "dpo-apart"]
 )
 def test_planted_mistakes_are_found(given, papers, name):
+    """No whole run: the first test of this module pays for all worlds."""
     kind = name.partition("-")[0]
     found, expected = given[1][name], given[1][f"{kind}-first"].notes[0]["metrics"][0]["train/loss"]
     if "raised" in found.notes[0]:  # a micro-batch with a half of a pair
