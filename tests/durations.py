@@ -21,7 +21,7 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 135,
     "tests/faults/": 940,
     "tests/gpu/": 1,
-    "tests/integration/test_": 1220,
+    "tests/integration/test_": 1240,
     "tests/integration/trainer/": 590,
     "tests/slurm/": 650,
     "tests/soak/": 100,
