@@ -10,7 +10,7 @@ from yatt.adapters.run_folder.ledger import STARTED, write_record
 from yatt.cli.commands.look import status
 from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
-from yatt.obs.page.curves import trend_of, verdict_on_curves
+from yatt.obs.page.curves import reward_chart, trend_of, verdict_on_curves
 from yatt.obs.page.report import write_report
 from yatt.obs.page.timeline import draw_timeline
 from yatt.obs.story.history import attempts_of, read_events
@@ -147,6 +147,19 @@ def test_reward_rising_while_validation_falls_is_said_first():
     assert is_warning and sentence.startswith("Reward rises while validation falls (math/exact/mean@1)")
     rising = [{**row, "val-core/math/exact/mean@1": row[STEP] / 10} for row in rows]
     assert verdict_on_curves(rising) == ("Reward rises; validation: math/exact/mean@1 rises.", False)
+
+
+def test_losses_of_given_completions_are_compared_and_drawn():
+    def rows(held_out):
+        falling = [{STEP: step, "train/loss": 9.0 - step} for step in range(1, 9)]
+        return [{STEP: 0}, *(row | {"val/loss": held_out(row[STEP])} if held_out else row for row in falling)]
+
+    assert verdict_on_curves(rows(None)) == ("Loss falls; no rows are held out (data.val_files).", False)
+    assert verdict_on_curves(rows(lambda step: 9.0 - step)) == ("Loss falls; held-out loss falls.", False)
+    sentence, is_warning = verdict_on_curves(rows(lambda step: 1.0 + step))
+    assert is_warning and "learns its rows by heart" in sentence
+    drawn = reward_chart(rows(lambda step: 9.0 - step))
+    assert ">held-out<" in drawn and ">training<" in drawn and "reward" not in drawn
 
 
 @pytest.mark.parametrize(

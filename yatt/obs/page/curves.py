@@ -9,13 +9,14 @@ from yatt.obs.page.charts import Series, finite_points, line_chart
 Row = dict[str, Any]
 
 REWARD = "critic/rewards/mean"
+LOSS, HELD_OUT = "train/loss", "val/loss"
+"""Of runs with given completions, which have no reward."""
 VALIDATION = "val-core/"
 MIN_JUDGED_ROWS = 4
 MIN_MOVE = 0.1
 """Smallest change, as a fraction of the curve's range; less is called flat."""
 
 SMALL = (
-    ("Loss on given completions", (("training", "train/loss"), ("held-out", "val/loss"))),
     (
         "Pairs in which the preferred completion has the higher reward",
         (("training", "train/accuracy"), ("held-out", "val/accuracy")),
@@ -49,11 +50,17 @@ def values_of(rows: Sequence[Row], key: str) -> tuple[tuple[float, float], ...]:
 
 
 def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> str:
-    """Draws reward and validation in one chart; validation gets its own axis if its scale differs.
+    """Draws reward and validation in one chart; validation gets its own axis if its scale differs. Where
+    completions are given, draws their loss and that of held-out ones.
 
     Args:
         size: width and height in pixels; text keeps its proportion to them.
     """
+    if loss := values_of(rows, LOSS):
+        lines = [Series(name="training", points=loss, colour="c1", changes=input_change_lines(rows))]
+        held_out = values_of(rows, HELD_OUT)
+        lines += [Series(name="held-out", points=held_out, dashed=True, colour="c2")] if held_out else []
+        return line_chart(lines, title="Loss", size=size)
     reward = values_of([row for row in rows if row[STEP]], REWARD)
     keys = sorted({key for row in rows for key in row if is_validation(key)})
     curves = {key: values_of(rows, key) for key in keys}
@@ -96,7 +103,10 @@ def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def verdict_on_curves(rows: Sequence[Row]) -> tuple[str, bool]:
-    """Returns one sentence that compares reward and validation, and whether it is a warning."""
+    """Returns one sentence that compares reward and validation, or the losses of training and held-out
+    completions, and whether it is a warning."""
+    if loss := values_of(rows, LOSS):
+        return _verdict_on_losses(trend_of(loss), values_of(rows, HELD_OUT))
     reward = trend_of(values_of([row for row in rows if row[STEP]], REWARD))
     keys = sorted({key for row in rows for key in row if is_validation(key)})
     moved = {key: trend_of(values_of(rows, key)) for key in keys}
@@ -107,10 +117,22 @@ def verdict_on_curves(rows: Sequence[Row]) -> tuple[str, bool]:
             "(reward hacking). Read the completions below.",
             True,
         )
-    words = {1: "rises", 0: "is flat, or has too few points", -1: "falls"}
+    words = _WORDS
     told = [f"{key.removeprefix(VALIDATION)} {words[way]}" for key, way in moved.items()]
     validation = f"; validation: {', '.join(told)}" if told else "; there is no validation"
     return f"Reward {words[reward]}{validation}.", False
+
+
+_WORDS = {1: "rises", 0: "is flat, or has too few points", -1: "falls"}
+
+
+def _verdict_on_losses(trend: int, held_out: Sequence[tuple[float, float]]) -> tuple[str, bool]:
+    if not held_out:
+        return f"Loss {_WORDS[trend]}; no rows are held out (data.val_files).", False
+    other = trend_of(held_out)
+    if trend < 0 < other:
+        return "Loss falls while that of held-out rows rises: the model learns its rows by heart.", True
+    return f"Loss {_WORDS[trend]}; held-out loss {_WORDS[other]}.", False
 
 
 def trend_of(points: Sequence[tuple[float, float]]) -> int:

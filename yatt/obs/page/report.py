@@ -24,7 +24,7 @@ from yatt.core.figures.limiting import limit_of
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs.metrics import STEP, amount_in, as_row
 from yatt.obs.page import parts
-from yatt.obs.page.curves import REWARD, reward_chart, small_charts, verdict_on_curves
+from yatt.obs.page.curves import LOSS, REWARD, reward_chart, small_charts, verdict_on_curves
 from yatt.obs.page.page_file import whole_page, write_page
 from yatt.obs.page.parts import as_html
 from yatt.obs.page.slabs_part import slabs_part
@@ -255,13 +255,14 @@ def _facts(
     seconds: dict[str, float],
 ) -> list[tuple[str, str]]:
     done = max((int(row[STEP]) for row in rows), default=0)
-    rewards = [row[REWARD] for row in rows if isinstance(row.get(REWARD), int | float)]
+    what, key = ("loss", LOSS) if config.is_given else ("reward", REWARD)
+    newest = [row[key] for row in rows if isinstance(row.get(key), int | float)]
     found = (amount_in(row, "perf/throughput") for row in rows[-10:] if row[STEP])
     paces = [pace for pace in found if pace]
     tokens = sum(amount_in(row, "perf/total_num_tokens") for row in rows)
     return [
         ("iterations trained", f"{done} of {config.trainer.total_iterations}"),
-        ("reward, last iteration", f"{rewards[-1]:.3f}" if rewards else "none yet"),
+        (f"{what}, last iteration", f"{newest[-1]:.3f}" if newest else "none yet"),
         ("attempts", str(len(attempts))),
         ("wall time", duration_in_words(sum(seconds.values()))),
         ("share of useful time", f"{100 * goodput_share(seconds):.0f}%"),
