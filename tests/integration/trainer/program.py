@@ -80,20 +80,20 @@ def make_config(
     vision: dict | None = None,
     pictures: str = "",
     critic: dict | None = None,
-    kind: str = "rl",
+    run_kind: str = "rl",
     preference: dict | None = None,
     is_taught: bool = False,
     **optimizer,
 ) -> RunConfig:
     steps = {"total_iterations": 8, "train_batch_size": 4, "mini_batch_size": 2}
     return RunConfig(
-        run=RunSection(dir="unused", kind=kind),
+        run=RunSection(dir="unused", kind=run_kind),
         data=DataSection(train_files=("unused",), media_store=pictures),
         model=ModelSection(path=model, family=family, dtype=layout.get("dtype", "float32"), spec="torch"),
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(
-            n=GROUP_SIZES.get(FORMS[kind], N), max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS
+            n=GROUP_SIZES.get(FORMS[run_kind], N), max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS
         ),
         vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),
@@ -243,7 +243,7 @@ def run_job(job: dict, folder: Path, rank: int, *, keeps_groups: bool) -> None:
     config = make_config(
         job["model"], job.get("layout", {}), job.get("algorithm"), family=family, vision=job.get("vision"),
         pictures=job.get("pictures", ""), critic=job.get("critic"), is_taught="teachers" in job,
-        kind=job.get("kind", "rl"), preference=job.get("preference"), **settings,
+        run_kind=job.get("kind", "rl"), preference=job.get("preference"), **settings,
     )  # fmt: skip
     if job.get("is_fork"):
         origin = replace(config.run.from_checkpoint, url="another run")
