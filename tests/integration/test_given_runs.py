@@ -68,3 +68,10 @@ def test_a_reward_model_is_trained_and_judges_the_next_run(tmp_path: Path) -> No
         ids = tokenizer.encode_chat(messages, add_generation_prompt=False)
         ((value,),) = expected_values(model, [ids])
         assert sample["scores"]["learnt"] == pytest.approx(value, abs=3e-6), json.dumps(sample)
+    for kind, origin, says in (
+        ("sft", trained, "000040.000001.json is of a reward model"),
+        ("reward_model", judged, "is of a policy, without a value head; `yatt ckpt export` makes a folder"),
+    ):
+        begin = {"run": {"from_checkpoint": {"url": str(origin.run_dir / "checkpoints")}}}
+        done = yatt("check", str(GivenRunFile(tmp_path / f"from-{kind}", kind, begin).write()))
+        assert done.returncode == 2 and says in done.stdout + done.stderr

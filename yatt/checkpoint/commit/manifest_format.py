@@ -16,6 +16,7 @@ from yatt.checkpoint.commit.pieces import ITEM_BYTES
 from yatt.core.attempts.checkpoint_names import path_fault
 from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError
+from yatt.models.rows import OUTPUT
 from yatt.printable import printable
 from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile, TensorPiece
@@ -241,3 +242,13 @@ def _piece_fault(piece: TensorPiece) -> str:
 
 def _shown(text: str) -> str:
     return printable(text if len(text) <= 120 else f"{text[:117]}...")
+
+
+def has_value_head(manifest: Manifest) -> bool:
+    """Whether a checkpoint is of a model with a value head in its output layer's place: a reward model."""
+    pieces = (piece for file in manifest.files for piece in file.tensors)
+    return any(
+        piece.key.partition(".")[2] == OUTPUT and piece.global_shape[0] == 1
+        for piece in pieces
+        if not piece.key.startswith(CRITIC_KEYS)
+    )

@@ -18,7 +18,7 @@ from yatt.adapters.machine.descriptors import hard_limit
 from yatt.adapters.net.judge_api import check_api
 from yatt.adapters.run_folder.ledger import known_commit
 from yatt.checkpoint.commit.manifest import Checkpoints
-from yatt.checkpoint.commit.manifest_format import prefix_of
+from yatt.checkpoint.commit.manifest_format import has_value_head, prefix_of
 from yatt.checkpoint.commit.ownership import check_owner
 from yatt.checkpoint.store.access import check_access, check_parent, cure_of
 from yatt.checkpoint.store.store import folder_of, is_folder, open_store
@@ -293,7 +293,7 @@ def check_origin(config: RunConfig) -> None:
             open_store(origin.url, origin.storage_options, config.checkpoint.stall_s), 0
         )
         names = checkpoints.candidates().of_iteration(origin.iteration)
-        faults = _read_faults(checkpoints, names)
+        faults = _read_faults(checkpoints, names, is_scored=config.run.kind == "reward_model")
     except (StoreUnreachable, CheckpointError) as error:
         if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
             return  # as for the run's own store
@@ -305,7 +305,7 @@ def check_origin(config: RunConfig) -> None:
         raise ConfigError(f"{key}: no checkpoint in {origin.url} can be used: {'; '.join(faults)}.")
 
 
-def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...]) -> list[str]:
+def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...], *, is_scored: bool) -> list[str]:
     """Returns why the newest checkpoints cannot be used, up to the first that can, by their manifests and the
     names of their files: a request for each file would take minutes in a large one."""
     faults = list[str]()
@@ -315,6 +315,11 @@ def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...]) -> list[str]:
             there = checkpoints.store.names(prefix_of(manifest)) if manifest.files else ()
         except CheckpointError as error:
             faults.append(str(error))
+            continue
+        if has_value_head(manifest) is not is_scored:
+            cure = "`yatt ckpt export` makes a folder of it, which model.path may name"
+            of_other = f"a policy, without a value head; {cure}" if is_scored else "a reward model"
+            faults.append(f"{name} is of {of_other}")
             continue
         missing = {file.path.rpartition("/")[2] for file in manifest.files}.difference(there)
         if not missing:
