@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from yatt.config.schema import RunConfig
+from yatt.config.schema import LoggingSection, RunConfig
 from yatt.config.sections.algorithm import GAE, SEQUENCE_LOSSES, AlgorithmSection
 from yatt.config.sections.critic import CriticSection
 from yatt.config.widths import Fault
@@ -142,6 +142,7 @@ def _values(config: RunConfig, has_no_effect: str) -> Iterator[Fault]:
         (not config.rewards, "rewards", has_no_effect),
         (not config.genrms, "genrms", has_no_effect),
         (renders, "data.apply_chat_template", "engines show a reward model conversations; remove it."),
+        (config.logging.rollouts == LoggingSection().rollouts, "logging.rollouts", has_no_effect),
         (not data.media_root, "data.media_root", f"run.kind: {kind} has no pictures yet; remove it."),
         (config.model.trainer == "megatron", "model.trainer", f"no run.kind: {kind} without megatron."),
         (trainer.ppo_epochs == 1, "trainer.ppo_epochs", "each iteration has its own rows; write 1."),

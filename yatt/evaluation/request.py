@@ -136,6 +136,17 @@ TRAINER = TrainerSection(
 """Sections that a config must have, and that nothing here uses."""
 
 
+def _of_prompts(base: RunConfig) -> RunConfig:
+    """The config of a run that samples, for an evaluation of one that had its completions given.
+
+    Raises:
+        ConfigError: its model writes no completions.
+    """
+    if base.run.kind == "reward_model":
+        raise ConfigError("run.kind: reward_model: such a model gives numbers and samples nothing.")
+    return replace(base, run=replace(base.run, kind="rl"), data=replace(base.data, form="prompts"))
+
+
 def evaluation_settings(
     base: RunConfig, options: EvalOptions, words: Sequence[str], model: Path, gpus: int
 ) -> EvalSettings:
@@ -153,7 +164,7 @@ def evaluation_settings(
     if unused := next((word for word in words if word.startswith(WITHOUT_EFFECT)), ""):
         key = unused.partition("=")[0]
         raise ConfigError(f"{key} has no effect in an evaluation; remove it.")
-    base = replace(base, model=replace(base.model, path=str(model)))
+    base = replace(_of_prompts(base), model=replace(base.model, path=str(model)))
     config = _without_training(load_over(base, list(words), lambda _: ()), options)
     config = _sampled(config, options)
     if not any(word.startswith("launch.gpus_per_node=") for word in words):

@@ -53,6 +53,7 @@ def test_the_kind_of_a_run_is_none_of_the_keys_that_may_change(tmp_path: Path) -
         ("reward_model", ["preference.beta=0.2"], "preference.beta: has no effect with run.kind: reward"),
         ("dpo", ["preference.center_coef=0.1"], "preference.center_coef: has no effect with run.kind: dpo"),
         ("sft", ["placement.mode=partial"], "placement.mode: has no effect with run.kind: sft"),
+        ("sft", ["logging.rollouts=all"], "logging.rollouts: has no effect with run.kind: sft; remove it."),
         ("sft", ["validation.every=2"], "data.val_files: is empty, but validation.every is set; write at"),
         ("sft", ["validation.reward=a"], "validation.reward: has no effect with run.kind: sft"),
         (

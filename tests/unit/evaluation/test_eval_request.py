@@ -55,6 +55,29 @@ def test_processes_can_load_the_config_whatever_the_run_trains_with(tmp_path: Pa
     assert broken_relations(of_model().config) == []
 
 
+GIVEN = """
+run: {dir: /runs/one, kind: KIND}
+model: {path: /models/policy}
+data: {train_files: [/data/train.jsonl], val_files: [/data/val.jsonl]}
+optimizer: {lr: 1.0e-6}
+trainer: {total_iterations: 10, train_batch_size: 64, mini_batch_size: 64}
+"""
+
+
+def test_what_was_trained_on_given_completions_is_sampled_as_any_model(tmp_path: Path) -> None:
+    words = ['rewards=[{name: exact, path: "builtin:exact"}]', "rollout.n=4", "rollout.temperature=0.5"]
+    path = tmp_path / "run.yaml"
+    path.write_text(GIVEN.replace("KIND", "dpo"))
+    base = load_run_config([path], ["trainer.max_tokens_per_micro_batch=8192"])
+    found = evaluation_settings(base, EvalOptions(), words, MODEL, 0)
+    assert (found.config.rollout.n, found.temperature, found.config.data.form) == (4, 0.5, "prompts")
+    assert broken_relations(found.config) == []
+    path.write_text(GIVEN.replace("KIND", "reward_model"))
+    base = load_run_config([path], ["trainer.max_tokens_per_micro_batch=8192"])
+    with pytest.raises(ConfigError, match="such a model gives numbers and samples nothing"):
+        evaluation_settings(base, EvalOptions(), words, MODEL, 0)
+
+
 def test_options_and_words_win_over_the_run(tmp_path: Path) -> None:
     options = EvalOptions(data=("/x.jsonl",), n=3, temperature=0.2, seed=9, ks=(2, 1), limit=5)
     found = of_run(tmp_path, options, "rollout.top_p=0.5", "rollout.tp_size=1", "launch.gpus_per_node=8")
