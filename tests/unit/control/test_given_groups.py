@@ -213,6 +213,40 @@ def test_two_messages_of_the_assistant_are_refused_with_their_place(policy: Path
         row_lengths(row, "rows.jsonl: row 4", tokenizer, config)
 
 
+def test_a_prompt_that_a_completion_does_not_begin_with_is_not_dropped(policy: Path) -> None:
+    system, asked = chat(("system", "be short")), chat(("user", "q"), ("assistant", "a"))
+    with pytest.raises(ConfigError, match="begins with a message that is not the assistant's"):
+        encoded(policy, "sft", {"prompt": system, "completion": asked})
+    with pytest.raises(ConfigError, match="write the whole conversation"):
+        other = chat(("user", "q"), ("assistant", "b"))
+        encoded(policy, "dpo", {"prompt": [*system, asked[0]], "chosen": asked, "rejected": other})
+    encoded(policy, "sft", {"prompt": system, "completion": [*system, *asked]})
+
+
+def test_several_turns_without_a_template_are_refused(policy: Path) -> None:
+    config, tokenizer = config_of(policy, "sft"), Tokenizer(str(policy / "policy"))
+    config = replace(config, data=replace(config.data, apply_chat_template=False))
+    said_twice = chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    with pytest.raises(ConfigError, match=r"apply_chat_template is false, and a completion has several"):
+        given_ids(data_row({"messages": said_twice}, "", config.data), tokenizer, config)
+    given_ids(data_row({"messages": said_twice[:2]}, "", config.data), tokenizer, config)
+
+
+def test_a_base_models_turns_end_as_its_template_ends_them(tmp_path: Path) -> None:
+    """Its texts end with another token, which stands in no conversation."""
+    make_scripted_model(tmp_path / "policy")
+    for name in ("config.json", "tokenizer_config.json"):
+        path = tmp_path / "policy" / name
+        values = json.loads(path.read_text())
+        other = {"eos_token_id": 0} if name == "config.json" else {"eos_token": "<|endoftext|>"}
+        path.write_text(json.dumps(values | other))
+    assert eos_ids(str(tmp_path / "policy")) == (0,)
+    messages = chat(("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four"))
+    found, tokenizer = encoded(tmp_path, "sft", {"messages": messages})
+    trained = [tokenizer.decode(ids, skip_special=False) for mine, ids in said(found.completions[0]) if mine]
+    assert trained == ["two<|im_end|>", "four<|im_end|>"]
+
+
 def test_lengths_are_those_of_prompt_and_of_the_longest_completion(policy: Path) -> None:
     raw = {"prompt": "a", "chosen": "b" * 9, "rejected": "c"}
     config, tokenizer = config_of(policy, "dpo"), Tokenizer(str(policy / "policy"))

@@ -206,6 +206,12 @@ def _with_given(
         without_nulls(each) if isinstance(each := raw.get(name), list) else each for name in names
     ]
     if all(map(_is_conversation, found)):
+        if isinstance(prompt, list) and any(chat[: len(prompt)] != prompt for chat in found):
+            raise ConfigError(
+                f"{place}: a completion begins with a message that is not the assistant's, and not as the "
+                f"messages in '{data.prompt_key}' do: what comes first? Begin it with the assistant's "
+                "message, or write the whole conversation."
+            )
         prompt, found = _without_prompt(found)
     for each in found:
         _refuse_surrogates(truth_text(each), "completion", place)

@@ -5,7 +5,7 @@ message and the token that ends the turn, and all else is an observation. Contro
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,11 @@ def given_ids(row: Row, tokenizer: Tokenizer, config: RunConfig) -> GivenIds:
     if config.run.kind == "reward_model":
         return _judged_ids(row, tokenizer)
     if isinstance(row.prompt, str) or not config.data.apply_chat_template:
+        if any(len(_messages_of(given)) > 1 for given in row.given):
+            raise ConfigError(
+                "data.apply_chat_template is false, and a completion has several messages: without a "
+                "template the others' would be trained on. Write true, or give each turn a row of its own."
+            )
         prompt = encode_prompt(row, tokenizer, config).ids
         texts = (_plain_text(given) for given in row.given)
         return GivenIds(prompt, tuple((_text_turn(text, tokenizer, config),) for text in texts))
@@ -116,9 +121,9 @@ def _plain_text(given: str | list[dict[str, Any]]) -> str:
     return "\n".join(str(message["content"]) for message in _messages_of(given))
 
 
-def _sampled_turn(ids: list[int], tokenizer: Tokenizer) -> Turn:
-    """A turn of the policy, which ends with a token that ends completions."""
-    if not ids or ids[-1] not in tokenizer.eos_ids:
+def _sampled_turn(ids: list[int], tokenizer: Tokenizer, ends: Collection[int] = ()) -> Turn:
+    """A turn of the policy, which ends with a token that ends completions, or with one of `ends`."""
+    if not ids or ids[-1] not in (*tokenizer.eos_ids, *ends):
         ids = [*ids, tokenizer.eos_ids[0]]
     return Turn(pack_ids(ids), is_sampled=True, logprobs=bytes(4 * len(ids)), finish_reason="stop")
 
@@ -132,6 +137,8 @@ def _chat_turns(
     prompt: list[dict[str, Any]], answer: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> Iterator[Turn]:
     """Yields the turns of an answer of several messages: each message of the assistant is the policy's."""
+    end = tokenizer.end_of_turn()  # a base model's template may end turns otherwise than its texts end
+    ends = (*tokenizer.eos_ids, *([end[1]] if end else []))
     said = list(prompt)
     shown, left = list[TextPart](), list[int]()
     for message in answer:
@@ -147,8 +154,8 @@ def _chat_turns(
                 yield Turn(pack_ids([*left, *ids]))
             shown = tokenizer.chat_parts([*said, message], add_generation_prompt=False)
             ids = tokenizer.encode_parts(_rest(shown, before, message), adds_special=False)
-            size = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in tokenizer.eos_ids), len(ids))
-            yield _sampled_turn(ids[:size], tokenizer)
+            size = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in ends), len(ids))
+            yield _sampled_turn(ids[:size], tokenizer, ends)
             left = ids[size:]
         said.append(message)
 
