@@ -182,9 +182,19 @@ def _pairs(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _reference_doubts(config: RunConfig) -> Iterator[Doubt]:
+    if config.run.kind == "dpo" and config.run.from_checkpoint.url:
+        yield (
+            "run.from_checkpoint",
+            "begins with these weights, and the reference of dpo is model.path: usually they are one model, "
+            "the `model` folder of the run before.",
+        )
+
+
 def learning_doubts(config: RunConfig) -> Iterator[Doubt]:
     """Yields settings of the algorithm and the optimizer that may be unintended."""
     a, o = config.algorithm, config.optimizer
+    yield from _reference_doubts(config)
     if o.lr == 0:
         yield "optimizer.lr", "is 0: nothing is learned."
     for key, value in (("clip_ratio_low", a.clip_ratio_low), ("clip_ratio_high", a.clip_ratio_high)):

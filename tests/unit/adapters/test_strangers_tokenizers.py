@@ -81,16 +81,16 @@ def test_rows_as_jsonl_and_as_parquet_are_the_same_prompts(folder: Path, tmp_pat
 
 
 def test_the_end_of_a_turn_is_found(folder: Path) -> None:
-    token, number = Tokenizer(str(folder)).end_of_turn() or ("", 0)
+    token, number = Tokenizer(str(folder)).end_of_turn or ("", 0)
     assert (token, number) == (
         "<|im_end|>",
         Fast.from_file(str(folder / "tokenizer.json")).token_to_id("<|im_end|>"),
     )
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
-    assert Tokenizer(str(folder)).end_of_turn() is None
+    assert Tokenizer(str(folder)).end_of_turn is None
     hidden = "{% for m in messages %}<|im_start|>{{ m.role }} <|im_end|>{% endfor %}"
     (folder / "chat_template.jinja").write_text(hidden)
-    assert Tokenizer(str(folder)).end_of_turn() is None, "it does not show what the assistant says"
+    assert Tokenizer(str(folder)).end_of_turn is None, "it does not show what the assistant says"
 
 
 def test_a_null_among_the_arguments_of_a_tool_call_is_a_value() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import ROOT
 from tests.tiny_models import CHAT, make_scripted_model, make_tokenizer
 from yatt.adapters.inputs.data_rows import Row, data_row
 from yatt.adapters.inputs.dataset import RowFiles
@@ -144,6 +145,11 @@ def test_a_template_that_changes_what_was_said_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"shows a conversation otherwise once it goes on.*row of its own"):
         encoded(tmp_path, "sft", {"messages": messages})
     encoded(tmp_path, "sft", {"messages": messages[:2]})
+    page = (ROOT / "docs" / "given.md").read_text()
+    space: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], space)
+    every = [encoded(tmp_path, "sft", row)[0] for row in space["map_row"]({"messages": messages})]
+    assert len(every) == 2, "the cure that the document gives"
 
 
 PAIRS = [
@@ -247,6 +253,37 @@ def test_a_base_models_turns_end_as_its_template_ends_them(tmp_path: Path) -> No
     assert trained == ["two<|im_end|>", "four<|im_end|>"]
 
 
+@pytest.mark.parametrize("said_first", ["", None])
+def test_a_turn_of_which_the_template_shows_nothing_is_refused(policy: Path, said_first: str | None) -> None:
+    """Calls of tools that a template does not render, or an empty content."""
+    call = {"role": "assistant", "content": said_first or "", "tool_calls": [{"name": "f"}]}
+    messages = [*chat(("user", "q")), call, *chat(("tool", "42"), ("assistant", "42"))]
+    with pytest.raises(ConfigError, match=r"shows nothing of .* but its end"):
+        encoded(policy, "sft", {"messages": messages})
+    with pytest.raises(ConfigError, match="has 'tools', which the chat template is not shown"):
+        encoded(policy, "sft", {"messages": messages, "tools": [{"name": "f"}]})
+    encoded(policy, "sft", {**ROWS[1], "tools": []})
+
+
+def test_a_row_that_the_template_refuses_costs_itself_and_many_cost_the_run(
+    policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")
+    bad = {"messages": chat(("user", "q"), ("assistant", "a"), ("assistant", "b"))}
+    good = [{"messages": chat(("user", str(number)), ("assistant", "a"))} for number in range(8)]
+    groups = groups_of(tmp_path, 0, [*good[:3], bad, *good[3:]])
+    groups._num_shards = 1
+    opened = [fact.number for fact in ask(groups, 1, 9).groups]
+    assert len(opened) == 9, "the refused row is left out in each pass"
+    assert "a row is left out" in caplog.text and "two messages of the assistant" in caplog.text
+    many = groups_of(tmp_path, 0, [bad, bad, *good])
+    many._num_shards = 1
+    with pytest.raises(ConfigError, match="two messages of the assistant"):
+        ask(many, 1, 9)
+    held_out = groups_of(tmp_path, 0, [bad, bad, *good]).held_out
+    assert [fact.number for fact in asyncio.run(held_out.opened()).groups] == [2, 4, 6, 8]
+
+
 def test_lengths_are_those_of_prompt_and_of_the_longest_completion(policy: Path) -> None:
     raw = {"prompt": "a", "chosen": "b" * 9, "rejected": "c"}
     config, tokenizer = config_of(policy, "dpo"), Tokenizer(str(policy / "policy"))
@@ -273,9 +310,13 @@ def groups_of(folder: Path, index: int, rows: list[dict[str, Any]], **rollout: A
 
 
 def batch(groups: GivenGroups, iteration: int, target: int = 2) -> list[int]:
+    return [fact.number for fact in ask(groups, iteration, target).groups]
+
+
+def ask(groups: GivenGroups, iteration: int, target: int) -> c.Advanced:
     order = c.Advance(iteration=iteration, policy_version=0, target=target, roles=(TRAINER,))
     asyncio.run(groups.advance(order))
-    return [fact.number for fact in groups.advanced(target).groups]
+    return groups.advanced(target)
 
 
 def rows(count: int) -> list[dict[str, str]]:

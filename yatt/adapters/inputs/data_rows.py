@@ -65,7 +65,7 @@ def config_columns(data: DataSection) -> frozenset[str]:
     """Returns the columns at the top that the config names, and verl's `extra_info`."""
     keys = [data.prompt_key, data.ground_truth_key, data.data_source_key]
     keys += [data.image_key, data.video_key] if data.media_store else []
-    keys += GIVEN_COLUMNS[data.form]
+    keys += [*GIVEN_COLUMNS[data.form], TOOLS] if data.form != "prompts" else []
     return frozenset(key.split(".", 1)[0] for key in keys if key) | {"extra_info"}
 
 
@@ -222,12 +222,20 @@ def _with_given(
             f"{place} needs {_FORMS[data.form].format(prompt=data.prompt_key)}. The row: "
             f"{value_in_words(raw)}. Correct the row, or make such columns of others with data.map."
         )
+    if raw.get(TOOLS):
+        raise ConfigError(
+            f"{place} has '{TOOLS}', which the chat template is not shown, so calls of them would be learnt "
+            "without them. Write them into the system message, and leave the column out (data.map)."
+        )
     if len(found) > 1 and found[0] == found[1]:
         raise ConfigError(
             f"{place}: chosen and rejected are the same, so there is nothing to learn; remove it."
         )
     return prompt, tuple(found)
 
+
+TOOLS = "tools"
+"""Column of the functions that a conversation may call."""
 
 GIVEN_COLUMNS: dict[RowForm, list[str]] = {
     "prompts": [], "completions": ["completion", "messages"], "pairs": ["chosen", "rejected"],

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +172,9 @@ class Tokenizer:
             return [TextPart(rendered, True)]  # the template trims or inspects the contents
         return parts
 
+    @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
-        """Returns the control token that follows an assistant's message in the chat template, and its id.
+        """The control token that follows an assistant's message in the chat template, and its id.
         None if there is none."""
         mark = new_mark()
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": mark}]

@@ -27,7 +27,7 @@ from yatt.core.gpus.placement import ROLLOUT, dp_lead_ranks
 from yatt.core.phases import phases
 from yatt.core.phases.phases import Acted, Phase
 from yatt.core.samples.balance import Cost, CostFit, plan_iteration
-from yatt.errors import EXIT_FINISHED, WorkerFailed
+from yatt.errors import EXIT_FINISHED, ConfigError
 from yatt.models.pictures.probe import ProbeTokens
 from yatt.obs.metrics import (
     CHANGED_INPUTS,
@@ -160,7 +160,10 @@ class PhaseWork:
         opened = await self._clients.ask_trainer_nodes(c.OpenHeldOut())
         groups = sorted((g for answer in opened for g in answer.groups), key=lambda group: group.number)
         if not groups:
-            raise WorkerFailed("no held-out row of data.val_files is short enough")
+            raise ConfigError(
+                "data.val_files: none of the first rows (validation.max_prompts) is short enough; raise "
+                "data.max_prompt_tokens, rollout.max_response_tokens, or validation.max_prompts."
+            )
         order = await self._train_order(iteration, groups, len(groups), is_held_out=True)
         measured = await self._clients.ask_trainer_nodes(order)
         found = measured[0].metrics.items()

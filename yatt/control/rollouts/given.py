@@ -1,9 +1,11 @@
 """Prompt groups of one controller whose completions are given: in the place of the sampler.
 
 Groups are opened in the order of the data and are complete at once, so nothing here depends on timing, and a
-checkpoint needs only the number of the next row.
+checkpoint needs only the number of the next row. Where rows are left out, nodes come to be at different
+numbers; if their number changes then, rows between the lowest and the highest are passed over.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +22,11 @@ from yatt.core.samples.rewards import Shaping
 from yatt.errors import ConfigError
 from yatt.records import cluster as c
 
-TOO_LONG = "rollout/too_long"
+TOO_LONG, REFUSED = "rollout/too_long", "rollout/refused_rows"
+MOST_REFUSED = 0.05
+"""Share of a node's part of a batch, at least one row, that may be left out because it cannot be encoded."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class GivenGroups:
@@ -67,21 +73,21 @@ class GivenGroups:
         self._base_number = min(self._groups, default=self._next_number)
 
     async def advance(self, order: c.Advance) -> None:
-        """Opens groups until there are as many as the batch needs.
+        """Opens groups until there are as many as the batch needs. A row that the template refuses costs
+        itself, as long as there are few: the check before the start encodes only some.
 
         Raises:
-            ConfigError: every row is too long, or one cannot be encoded.
+            ConfigError: every row is too long, or many cannot be encoded.
             WorkerFailed: a row cannot be read.
         """
         self._is_stopped, skipped = False, 0
         while len(self._groups) < order.target and not self._is_stopped:
             number = self._next_number
-            group, _ = await call_in_thread(partial(self.shard.open, number))
+            group = await self._opened(number, order.target)
             self._next_number += self._num_shards
             if group is not None:
                 self._groups[number], skipped = group, 0
                 continue
-            self._skipped[TOO_LONG] += 1
             skipped += 1
             if skipped > self.shard.num_rows:
                 raise ConfigError(
@@ -89,10 +95,27 @@ class GivenGroups:
                     "rollout.max_response_tokens allow; raise them."
                 )
 
+    async def _opened(self, number: int, target: int) -> PromptGroup | None:
+        """Opens a group; None, and counted, if it cannot be trained on.
+
+        Raises:
+            ConfigError: this is one of many rows in this batch that cannot be encoded.
+        """
+        try:
+            group: PromptGroup | None = (await call_in_thread(partial(self.shard.open, number)))[0]
+        except ConfigError as error:
+            self._skipped[REFUSED] += 1
+            if self._skipped[REFUSED] > max(1.0, MOST_REFUSED * target):
+                raise
+            _LOG.warning("a row is left out: %s", error)
+            return None
+        self._skipped[TOO_LONG] += group is None
+        return group
+
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader; resets the counters."""
         chosen = [self._groups[number] for number in sorted(self._groups)[:target]]
-        counters = {name: float(number) for name, number in self._skipped.items()}
+        counters = {name: float(number) for name, number in self._skipped.items() if number}
         self._skipped.clear()
         return c.Advanced(groups=given_facts(chosen), missing=target - len(chosen), counters=counters)
 
@@ -107,7 +130,8 @@ def given_facts(groups: Sequence[PromptGroup]) -> tuple[c.GroupFact, ...]:
 
 
 class HeldOutGroups:
-    """This node's data shard of the held-out rows; those that are too long are left out.
+    """This node's data shard of the held-out rows; those that are too long, or refused by the template, are
+    left out.
 
     Args:
         rows: None: the run has none.
@@ -121,7 +145,6 @@ class HeldOutGroups:
         """Opens all groups, once.
 
         Raises:
-            ConfigError: a row cannot be encoded.
             WorkerFailed: a row cannot be read.
         """
         if self._groups is None:
@@ -138,7 +161,11 @@ class HeldOutGroups:
         numbers = range(min(len(self._rows), config.validation.max_prompts))
         for number in numbers[self._node.index :: len(self._node.placement.trainer_nodes)]:
             row = self._rows.row(number)
-            ids = given_ids(row, self._tokenizer, config)
+            try:
+                ids = given_ids(row, self._tokenizer, config)
+            except ConfigError as error:
+                _LOG.warning("row %d of the held-out ones is left out: %s", number + 1, error)
+                continue
             if ids.fits(config):
                 found.append(ids.group(number, number, prompt_text(row.prompt)))
         return found

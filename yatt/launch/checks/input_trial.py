@@ -340,7 +340,7 @@ def _turn_notes(config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) 
         return
     try:
         with stages.doing(f"reading the chat template of {config.model.path}", TEMPLATE_S, TEMPLATE_BYTES):
-            found = tokenizer.end_of_turn()
+            found = tokenizer.end_of_turn
     except ConfigError:  # it does not take such messages, or needs too much memory; the rows' own are checked
         return
     if found is not None and found[1] not in tokenizer.eos_ids and not config.rollout.ignore_eos:

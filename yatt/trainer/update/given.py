@@ -52,20 +52,20 @@ def train_given(learner: Learner, order: Train, tick: Tick) -> Trained:
     if learner.reference:
         reference = timing.of("ref", lambda: completion_logprobs(learner.reference, micros, reader, tick))
     sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=policy.device)
-    scales = _scales(order, policy.device)
     norms, costs, sizes = list[float](), list[tuple[int, int, float]](), sizes_of_micros(order)
 
     def update() -> None:
         first = 0
         ticks = learner.profiler.before_last(tick, len(micros) * len(policy.chunks))
-        for own in steps:
-            objective = _Objective(learner.config, reader, reference[first : first + len(own)])
+        for own, num_tokens in zip(steps, _tokens_of_steps(order), strict=True):
+            known = reference[first : first + len(own)]
+            objective = _Objective(learner.config, reader, known, num_tokens)
             measured, norm, seconds = optimizer_step(policy, own, objective, ticks, learner.routes.update)
             learner.routes.end_update()
             costs.extend((*sizes[first + i], taken) for i, taken in enumerate(seconds))
             norms.append(norm)
             if counts_tokens():
-                sums.add_(torch.stack(measured).sum(0) * scales[len(norms) - 1])
+                sums.add_(torch.stack(measured).sum(0))
             first += len(own)
         gather_parameters(policy)
 
@@ -78,27 +78,21 @@ def train_given(learner: Learner, order: Train, tick: Tick) -> Trained:
     return Trained(metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage)
 
 
-def _scales(order: Train, device: torch.device) -> list[Tensor]:
-    """Factors of each mini-batch's sums, float64 [NUM_SUMS]. Weights of losses have the number of all tokens,
-    because the schedule divides by it; what is measured is the loss."""
+def _tokens_of_steps(order: Train) -> list[int]:
+    """Completion tokens of each mini-batch, over all ranks."""
     numbers = {fact.sample_id: fact.num_completion_tokens for fact in order.facts}
-    scales = list[Tensor]()
-    for plan in order.plan:
-        tokens = sum(numbers[n] for rank in plan.micro_batches for micro in rank for n in micro)
-        scale = torch.ones(NUM_SUMS, dtype=torch.float64, device=device)
-        scale[0] /= max(tokens, 1)
-        scales.append(scale)
-    return scales
+    return [
+        sum(numbers[n] for rank in plan.micro_batches for micro in rank for n in micro) for plan in order.plan
+    ]
 
 
 def measure_given(learner: Learner, order: Train, tick: Tick) -> Trained:
     """Measures the loss of held-out completions; changes nothing. Collective over all ranks."""
     (micros,) = mini_batches(learner, order, received_rollouts(learner, order))
     policy, reader = learner.policy, reader_of(learner.policy, TEMPERATURE)
-    reference: list[Tensor] = []
-    if learner.reference:
-        reference = completion_logprobs(learner.reference, micros, reader, tick)
-    objective = _Objective(learner.config, reader, reference)
+    (num_tokens,) = _tokens_of_steps(order)
+    known = completion_logprobs(learner.reference, micros, reader, tick) if learner.reference else []
+    objective = _Objective(learner.config, reader, known, num_tokens)
 
     def finish(index: int, micro: MicroBatch, given: HeadInput) -> Tensor:
         return objective(index, micro, given)[2]
@@ -108,8 +102,7 @@ def measure_given(learner: Learner, order: Train, tick: Tick) -> Trained:
     if counts_tokens():
         sums += torch.stack(measured).sum(0)
     dist.all_reduce(sums)
-    (scale,) = _scales(order, policy.device)
-    return Trained(metrics=given_metrics(order.facts, 1, (sums * scale).tolist()), timing_s={})
+    return Trained(metrics=given_metrics(order.facts, 1, sums.tolist()), timing_s={})
 
 
 NUM_SUMS = 7
@@ -120,11 +113,16 @@ class _Objective:
     """The loss of a mini-batch's micro-batches, as `run.kind` says.
 
     Args:
-        reference: log-probs under the reference model of each micro-batch, float32 [T]; empty: not needed.
+        reference: log-probs under the reference model of each micro-batch, float32 [T]; empty: there is
+            none.
+        num_tokens: completion tokens of the mini-batch over all ranks. The weights of tokens have this factor,
+            because the schedule divides by it; the loss that is measured has not.
     """
 
-    def __init__(self, config: RunConfig, reader: Reader, reference: Sequence[Tensor]) -> None:
-        self._kind, self._section = config.run.kind, config.preference
+    def __init__(
+        self, config: RunConfig, reader: Reader, reference: Sequence[Tensor], num_tokens: int
+    ) -> None:
+        self._kind, self._section, self._num_tokens = config.run.kind, config.preference, max(num_tokens, 1)
         self._reader, self._reference = reader, reference
 
     def __call__(self, index: int, micro: MicroBatch, given: HeadInput) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +139,8 @@ class _Objective:
         losses_T, measured = self._losses(view)
         loss = (losses_T * micro.weights_T).sum()
         num_tokens = torch.tensor(len(losses_T), dtype=torch.int32, device=losses_T.device)
-        sums = torch.stack([loss.detach().double(), num_tokens.double(), *measured])
+        own_loss = loss.detach().double() / self._num_tokens
+        sums = torch.stack([own_loss, num_tokens.double(), *measured])
         return loss, num_tokens, sums
 
     def _losses(self, view: LossView) -> tuple[Tensor, list[Tensor]]:

@@ -137,7 +137,7 @@ def _chat_turns(
     prompt: list[dict[str, Any]], answer: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> Iterator[Turn]:
     """Yields the turns of an answer of several messages: each message of the assistant is the policy's."""
-    end = tokenizer.end_of_turn()  # a base model's template may end turns otherwise than its texts end
+    end = tokenizer.end_of_turn  # a base model's template may end turns otherwise than its texts end
     ends = (*tokenizer.eos_ids, *([end[1]] if end else []))
     said = list(prompt)
     shown, left = list[TextPart](), list[int]()
@@ -155,6 +155,11 @@ def _chat_turns(
             shown = tokenizer.chat_parts([*said, message], add_generation_prompt=False)
             ids = tokenizer.encode_parts(_rest(shown, before, message), adds_special=False)
             size = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in ends), len(ids))
+            if all(token in ends for token in ids[:size]):
+                raise ConfigError(
+                    f"the chat template shows nothing of {value_in_words(message)} but its end, so the model "
+                    "would learn to say nothing; write what it says (calls of tools too) as content."
+                )
             yield _sampled_turn(ids[:size], tokenizer, ends)
             left = ids[size:]
         said.append(message)
