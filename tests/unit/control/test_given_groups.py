@@ -147,7 +147,7 @@ def test_a_template_that_changes_what_was_said_is_refused(tmp_path: Path) -> Non
     encoded(tmp_path, "sft", {"messages": messages[:2]})
     page = (ROOT / "docs" / "given.md").read_text()
     space: dict[str, Any] = {}
-    exec(page.partition("```python\n")[2].partition("```")[0], space)
+    exec(page.partition("```python\n")[2].partition("```")[0], space)  # noqa: S102 (our own page)
     every = [encoded(tmp_path, "sft", row)[0] for row in space["map_row"]({"messages": messages})]
     assert len(every) == 2, "the cure that the document gives"
 

@@ -115,7 +115,7 @@ class _Objective:
     Args:
         reference: log-probs under the reference model of each micro-batch, float32 [T]; empty: there is
             none.
-        num_tokens: completion tokens of the mini-batch over all ranks. The weights of tokens have this factor,
+        num_tokens: completion tokens of the mini-batch over all ranks. Tokens' weights have this factor,
             because the schedule divides by it; the loss that is measured has not.
     """
 
