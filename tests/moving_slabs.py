@@ -1,12 +1,13 @@
 """Runs with scripted engines whose slabs move between rollout and a GenRM, and a check of their events."""
 
 import itertools
+import json
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.bench.oversampling import run_of
+from tests.bench.oversampling import KEYS, run_of
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
 
@@ -45,6 +46,15 @@ def moving_run(
     launch, placement = PLACES[place]
     run.settings["launch"].update(launch)
     run.settings["placement"] = {**placement, "genrm_gpu_sets": genrm_gpu_sets, "split": split}
+    return run
+
+
+def turning_run(folder: Path, iterations: int) -> RunFile:
+    """A run whose completions all end together, so that nothing can be judged beside them, and whose switches
+    are short: roles take turns as soon as it has measured a batch."""
+    run = moving_run(folder, "partial", iterations)
+    script = {"lengths": dict.fromkeys(map(str, KEYS), 200), "seconds_per_step": 0.004}
+    (folder / "policy" / "scripted.json").write_text(json.dumps(script))
     return run
 
 

@@ -8,8 +8,16 @@ import yaml
 
 from yatt.obs.metrics import STEP
 from yatt.paths import RunPaths
+from yatt.records.events.log import LoggedEvent, logged_event
 
 BEGAN_S = 1_800_000_000
+
+
+def logged(*records: dict) -> list[LoggedEvent]:
+    """Lines of a log as events; none is damaged."""
+    found = [each for each in map(logged_event, records) if each is not None]
+    assert len(found) == len(records), records
+    return found
 
 
 def event(at_s: float, kind: str, *, attempt: int = 1, node: int = 0, **fields) -> dict:

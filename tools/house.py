@@ -1,7 +1,9 @@
 """Figures of the package: `python tools/house.py` prints them, `tests/unit/test_house.py` has their limits.
 
-A folder has modules; a *fragment* is a module that only one other module of its folder imports. Fields of a
-class are its annotated names and the attributes that its methods set.
+A folder has modules and folders, its *rooms*; an *arrow* leads from a room to another one that it imports. A
+room that imports no other is on the first *floor*, others are one above the highest of those they import. A
+*fragment* is a module that only one other module of its folder imports. Fields of a class are its annotated
+names and the attributes that its methods set.
 """
 
 import ast
@@ -10,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +43,11 @@ class House:
             parts = path.relative_to(self.root).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
         return found
+
+    def laid_out_by_hand(self) -> int:
+        """Number of statements that the formatter leaves alone."""
+        paths = (self.root / self.package).rglob("*.py")
+        return sum(path.read_text().count("# fmt: skip") for path in paths)
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -74,6 +82,42 @@ class House:
             for name, by in beside.items()
             if by.rpartition(".")[2] not in PROGRAMS and name not in programs
         ]
+
+    def rooms(self, folder: str) -> set[str]:
+        """Modules and folders that stand in a folder."""
+        return {name for name in self.trees if folder_of(name) == folder}
+
+    def arrows(self, folder: str) -> set[tuple[str, str]]:
+        """Pairs of rooms of a folder of which the first imports from the second."""
+        depth = folder.count(".") + 2
+        inside = {
+            (".".join(name.split(".")[:depth]), ".".join(each.split(".")[:depth]))
+            for name, found in self.imports.items()
+            for each in found
+            if name.startswith(f"{folder}.") and each.startswith(f"{folder}.")
+        }
+        return {(source, target) for source, target in inside if source != target}
+
+    def floors(self, folder: str) -> int:
+        """Number of floors of a folder's rooms.
+
+        Raises:
+            graphlib.CycleError: there is a circle; its second argument names the rooms.
+        """
+        graph: dict[str, set[str]] = {name: set() for name in self.rooms(folder)}
+        for source, target in self.arrows(folder):
+            graph[source].add(target)
+        sorter = TopologicalSorter(graph)
+        sorter.prepare()
+        floors = 0
+        while sorter.is_active():
+            sorter.done(*sorter.get_ready())
+            floors += 1
+        return floors
+
+    def all_folders(self) -> list[str]:
+        """The package and every folder in it."""
+        return sorted(name for name in self.trees if self._is_folder(name))
 
     def shared_names(self) -> dict[str, list[str]]:
         """Public functions and classes that several modules define."""
@@ -156,6 +200,11 @@ def main() -> int:
     print(f"fragments: {len(house.fragments())}")
     print(f"public names in more than one module: {len(shared)}: {', '.join(shared)}")
     print(f"public functions with a name of one word: {len(house.short_names())}")
+    print(f"statements laid out by hand: {house.laid_out_by_hand()}")
+    for name in house.all_folders():
+        if name.count(".") < 2:
+            rooms, floors, arrows = len(house.rooms(name)), house.floors(name), len(house.arrows(name))
+            print(f"rooms, floors, arrows: {rooms}, {floors}, {arrows} {name}")
     for name, count in sorted(house.large_classes().items(), key=lambda found: -found[1]):
         print(f"fields: {count} {name}")
     for name, count in house.lines().most_common():

@@ -10,10 +10,23 @@ from typing import Any
 
 SECRET_WORDS = frozenset(
     {
-        "key", "secret", "secrets", "token", "password", "passwd", "pwd", "passphrase", "credential",
-        "credentials", "sas", "auth", "authorization", "signature", "sig",
+        "key",
+        "secret",
+        "secrets",
+        "token",
+        "password",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "credential",
+        "credentials",
+        "sas",
+        "auth",
+        "authorization",
+        "signature",
+        "sig",
     }
-)  # fmt: skip
+)
 PLACES = frozenset(
     {"file", "filename", "path", "dir", "folder", "env", "id", "arn", "provider", "name", "sock"}
 )

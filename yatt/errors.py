@@ -18,6 +18,10 @@ YattError
    |- CheckpointsMissing the operator: the ledger has commits and the store has none; is it mounted?
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
@@ -41,8 +45,12 @@ MOST_WORDS = 800
 
 def error_line(error: BaseException) -> str:
     """Type and text of any exception in one line, cut in the middle if it is long."""
-    line = " ".join(words_of(error).split())
-    half = MOST_WORDS // 2
+    return cut_line(words_of(error))
+
+
+def cut_line(text: str) -> str:
+    """A text in one line, cut in the middle if it is long."""
+    line, half = " ".join(text.split()), MOST_WORDS // 2
     return line if len(line) <= MOST_WORDS else f"{line[:half]} ... {line[-half:]}"
 
 
@@ -52,10 +60,80 @@ class YattError(Exception):
     exit_code = EXIT_FAILED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a check has found. It is written as text where it is shown, and never read back.
+
+    Attributes:
+        level: fail: the run or job would be refused. warn, note: allowed, but rarely intended. ok: nothing is
+            wrong. skip: cannot be known here. call: what a function has given on a few rows, or a judge has
+            answered. sample: prompts, questions and lengths.
+        key: of the run or site file; in `yatt diagnose` also the name of a check.
+        place: where the key is written: ``run.yaml:12``.
+        file: that the key names or that is in its folder, maybe with a line, if the mistake is there.
+        says: what is wrong, and what to write; may have several lines.
+        cure: what to do, if it is a sentence of its own.
+        missing: the file or folder that is not here, if that is all that is wrong.
+        has_colon: whether a colon is before the sentence; else key or file is its subject.
+    """
+
+    level: Literal["fail", "warn", "note", "ok", "skip", "call", "sample"] = "fail"
+    key: str = ""
+    place: str = ""
+    file: str = ""
+    says: str
+    cure: str = ""
+    missing: str = ""
+    has_colon: bool = True
+
+    def in_words(self) -> str:
+        """Returns it as text."""
+        where = ": ".join(filter(None, (self.place, self.key, self.file)))
+        colon = ":" if where and self.has_colon else ""
+        return " ".join(filter(None, (f"{where}{colon}", self.says, self.cure)))
+
+
+def mistake_in(key: str, says: str) -> Finding:
+    """Returns a mistake in the value of a key."""
+    return Finding(key=key, says=says)
+
+
+def doubt_about(key: str, says: str) -> Finding:
+    """Returns a note about the value of a key, which is the subject of the sentence."""
+    return Finding(level="note", key=key, says=says, has_colon=False)
+
+
 class ConfigError(YattError):
-    """An input of the user is invalid. The message names the key or place, the rule and the fix."""
+    """Inputs of the user are invalid.
+
+    Args:
+        says: of a single mistake, as the `fields`, those of `Finding`.
+        findings: several mistakes.
+        heading: the line above them; without one they are lines without indentation.
+    """
 
     exit_code = EXIT_USER_MISTAKE
+
+    def __init__(
+        self, says: str = "", *, findings: Iterable[Finding] = (), heading: str = "", **fields: Any
+    ) -> None:
+        super().__init__(says)
+        self.findings = tuple(findings) or (Finding(says=says, **fields),)
+        self.heading = heading
+
+    def __str__(self) -> str:
+        lines = [finding.in_words() for finding in self.findings]
+        if self.heading:
+            lines = [self.heading, *(f"  {line}".replace("\n", "\n  ") for line in lines)]
+        return "\n".join(lines)
+
+    def about(self, key: str) -> "ConfigError":
+        """Returns the error with a key for the findings that have none."""
+        return self.with_each(lambda found: replace(found, key=found.key or key))
+
+    def with_each(self, change: Callable[[Finding], Finding]) -> "ConfigError":
+        """Returns the error with changed findings."""
+        return ConfigError(findings=map(change, self.findings), heading=self.heading)
 
 
 class WorkerFailed(YattError):
@@ -109,7 +187,15 @@ class SyncMismatch(YattError):
 
 
 class CheckpointError(YattError):
-    """A checkpoint cannot be read, or does not match its manifest."""
+    """A checkpoint cannot be read, or does not match its manifest.
+
+    Args:
+        of: the name of the checkpoint or file.
+    """
+
+    def __init__(self, says: str, *, of: str = "") -> None:
+        super().__init__(f"{of}: {says}" if of else says)
+        self.says = says
 
 
 class NoCheckpointLeft(CheckpointError):

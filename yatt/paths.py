@@ -89,6 +89,15 @@ class RunPaths:
         return self.root / "kept_groups"
 
     @property
+    def evaluation(self) -> Path:
+        """Of an evaluation: what its result is (`yatt.core.figures.evaluation.EvalRequest`)."""
+        return self.root / "evaluation.json"
+
+    def evaluated_samples(self, attempt: int, node: int) -> Path:
+        """Samples of an evaluation that one trainer node has, in the order of their prompts."""
+        return self.attempt(attempt) / "evaluated" / f"{node}.jsonl"
+
+    @property
     def report(self) -> Path:
         """The page of `yatt report`."""
         return self.root / "report.html"

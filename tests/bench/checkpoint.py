@@ -188,7 +188,7 @@ def stalls(host: Any) -> dict[str, float]:
     """Medians of the copies, in turn."""
     import torch
 
-    from yatt.trainer.state.host_copy import AREAS
+    from yatt.adapters.node_local.host_segment import AREAS
 
     source = [torch.ones(held.size_bytes, dtype=torch.uint8) for held in host._held.values() if held.area]
     target = [torch.ones_like(each) for each in source]
@@ -274,9 +274,8 @@ def upload(policy: Any, host: Any, store_folder: Path, stem: Path, endpoint: str
     import fsspec
     import msgspec
 
-    from yatt.adapters.node_local.host_segment import plan_path
+    from yatt.adapters.node_local.host_segment import AREAS, plan_path
     from yatt.checkpoint.store.store import FolderStore, open_store
-    from yatt.trainer.state.host_copy import AREAS
     from yatt.trainer.state.snapshot import save_plan
 
     plan_path(stem).write_bytes(msgspec.msgpack.encode(plan := save_plan(policy, host)))
@@ -328,8 +327,8 @@ def copy_files(driver: Any, names: list[Path], folder: str) -> None:
 
 def slow(store_folder: Path, stem: Path) -> dict[str, float]:
     """What a next offload waits for while an upload is in flight: all bytes are copied aside."""
+    from yatt.adapters.node_local.host_segment import AREAS
     from yatt.checkpoint.store.store import FolderStore
-    from yatt.trainer.state.host_copy import AREAS
 
     job = job_of(FolderStore(store_folder), "slow", stem, SLOW_BYTES_PER_S)
     running = threading.Thread(target=_quietly, args=(job.run,))
@@ -351,7 +350,7 @@ def rank_main(folder: Path, memory: Path, endpoint: str, rank: int) -> None:
     """One rank: builds, measures each arm."""
     import torch.distributed as dist
 
-    from yatt.trainer.state.host_copy import host_copy_of
+    from yatt.trainer.state.model_tensors import host_copy_of
 
     sizes = SIZES | (FEWER if endpoint == ONLY_MEMORY else {})
     policy, stem = build(folder, sizes, rank), memory / f"rank-{rank:05d}"

@@ -107,9 +107,9 @@ class SimulatedNode:
             idle = ChildStart(
                 worker.name, ChildProgram(["/bin/sleep", "600"], {}), output=open_log(log), log=log
             )
-            worker.child = await idle.begun
-            worker.hello_bytes = self.parts.arbiter.weigh(worker)
-            worker.hello.set()
+            worker.process.child = await idle.begun
+            worker.process.hello_bytes = self.parts.arbiter.weigh(worker)
+            worker.process.hello.set()
             socket = calling_socket(self.context, self.node.endpoint, worker.address)
             line = self._channel(socket, answer_at_once, peer="controller")
             self.tasks.add(
@@ -120,7 +120,7 @@ class SimulatedNode:
 
     def dial(self, index: int, address: str) -> None:
         self.addresses[index] = address
-        self.peers.dial_with(self._line)
+        self.peers.lines.dial_with(self._line)
 
     def _line(self, name: str, _: str) -> Channel:
         address = self.addresses[int(name.removeprefix("node"))]
@@ -130,9 +130,9 @@ class SimulatedNode:
 
     async def close(self) -> None:
         for worker in self.parts.supervisor.workers.values():
-            if worker.child is not None:
-                worker.child.signal_group(signal.SIGKILL)
-                await worker.child.ended
+            if worker.process.child is not None:
+                worker.process.child.signal_group(signal.SIGKILL)
+                await worker.process.child.ended
         await self.sender.close()
         for task in self.tasks:
             task.cancel()

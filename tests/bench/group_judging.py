@@ -26,7 +26,7 @@ ENGINE = {
     "dtype": "float32", "max_num_seqs": 256, "kv_cache_bytes": 64 << 20, "enforce_eager": True,
 }  # fmt: skip
 PAIR = {
-    "judging": "pairwise", "template": "{completion_a}={completion_b}?", "on_unparsable": "score",
+    "judging": {"by": "pairwise"}, "template": "{completion_a}={completion_b}?", "on_unparsable": "score",
     "unparsable_score": 0.5, "verdict": {"pattern": "([YN=])", "scores": {"Y": 1.0, "N": 0.0, "=": 0.5}},
 }  # fmt: skip
 ARMS: dict[str, dict[str, Any]] = {
@@ -34,8 +34,10 @@ ARMS: dict[str, dict[str, Any]] = {
         "template": "{completion}?", "verdict": {"pattern": "([0-9])"}, "on_unparsable": "score",
         "unparsable_score": 8.0,
     },
-    "pairs, each with the next": {**PAIR, "pairs": "circular", "scores_by": "bradley_terry"},
-    "pairs, with an anchor": {**PAIR, "pairs": "anchor"},
+    "pairs, each with the next": {
+        **PAIR, "judging": {"by": "pairwise", "pairs": "circular", "scores_by": "bradley_terry"},
+    },
+    "pairs, with an anchor": {**PAIR, "judging": {"by": "pairwise", "pairs": "anchor"}},
 }  # fmt: skip
 VALUE = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

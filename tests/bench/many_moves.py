@@ -20,6 +20,7 @@ from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.phases import phases
 from yatt.core.phases.phases import Phase
 from yatt.records import cluster as c, message as m
+from yatt.records.events.slabs import SlabOrdered
 
 NUM_NODES, SLABS_PER_NODE, GENRM_SLABS = 1024, 8, 4092
 FIRST, FIRST_S, PACED, BATCH_S, MOVES_PER_S = 3, 5.0, 2, 30.0, 1
@@ -38,7 +39,7 @@ class MovingActs(cluster.InstantActs):
     def __init__(self, node: cluster.SimulatedNode, clients: NodeClients, slabs: Slabs, inbox: Inbox) -> None:
         super().__init__(slabs, inbox)
         self._meter = BatchMeter(node.node, clients, slabs, node.events)
-        self._order = sorted(slabs._moves.table)
+        self._order = sorted(slabs.table.moves.table)
         self._num_wanted = self._at = 0
         self.used_s = self.passed_s = 0.0
 
@@ -66,10 +67,11 @@ class MovingActs(cluster.InstantActs):
         """Moves a slab of rollout to the GenRM, then one of the GenRM to rollout, so that the split stays."""
         former, role = ((ROLLOUT, JUDGE), (JUDGE, ROLLOUT))[self._num_wanted % 2]
         self._num_wanted += 1
-        table = self.slabs._moves.table
+        table = self.slabs.table.moves.table
         while table[slab := self._order[self._at]] != former:
             self._at = (self._at + STRIDE) % len(self._order)
-        self.slabs._want(slab, role, {"reason": REASON})
+        order = SlabOrdered(slab=slab.name, before=former, after=role, reason=REASON)
+        self.slabs.orders.want(slab, order)
 
     @property
     def share(self) -> float:

@@ -199,7 +199,7 @@ def run() -> dict[str, Any]:
              "met": seen[PEAK] <= MOST_BYTES},
         ],
         "notes": ["A completion token is 8 bytes: its id, and its log-prob. Samples are handed over in "
-                  f"portions of {PORTION_BYTES >> 20} MiB a rank, there twice until it has them."],
+                  f"portions of {PORTION_BYTES >> 10} KiB a rank, there twice until it has them."],
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
 from yatt.core.gpus.placement import genrm_role
+from yatt.errors import Finding
 from yatt.forecast.memory.advice import plan_faults
 from yatt.forecast.memory.fit import GIB, MemoryPlan, memory_plan
 from yatt.forecast.memory.ranks import RankLayout, planned_layout
@@ -44,6 +45,9 @@ EXPECTED = {
     "qwen3-8b-rule": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-8b-genrm": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
     "qwen3-8b-rlhf": (),
+    "qwen3-8b-ppo": (("MATH-500 before training, without and with thinking", "87.4, 97.4", QWEN3),),
+    "qwen3-8b-sft": (),
+    "qwen3-8b-dpo": (),
     "qwen3-8b-distill": (
         ("AIME 2024 after RL, and after on-policy distillation", "67.6, 74.4", f"{QWEN3}, table 21"),
         ("GPU hours of these", "17,920 and 1,800", f"{QWEN3}, table 21"),
@@ -80,7 +84,7 @@ class Recipe:
         return planned_layout(self.config.trainer, num_trainer_nodes(self.config) * launch.gpus_per_node)
 
     @property
-    def faults(self) -> list[tuple[str, str]]:
+    def faults(self) -> list[Finding]:
         return plan_faults(self.config, self.models, self.plan)
 
     @property
@@ -173,7 +177,7 @@ def row(recipe: Recipe) -> list[str]:
         f"{layout.tp} x {layout.pp} x {layout.cp} x {layout.dp}",
         str(layout.ep),
         f"{plan.trainer_peak / GIB:.1f}",
-        f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
+        f"{max(engine.peak for engine in plan.engines) / GIB:.1f}" if plan.engines else "no engine",
         f"{max(host.total for host in plan.hosts) / GIB:.0f}",
         "yes" if not recipe.faults else "no",
     ]
@@ -200,7 +204,8 @@ def placement_lines(found: list[Recipe]) -> list[str]:
         "switch is the seconds in which a GPU changes its role: sleep, the check of its memory, wake, load "
         "of weights. Its figure is bytes over the link; where yours takes longer (`yatt simulate "
         "runs/one` knows), the last column says when a split (`placement: {mode: partial, genrm_gpu_sets: "
-        "N}`) is faster. Differences below 3 % are within what the model can tell. Host memory: colocated, "
+        "N}`) is faster. `split: dynamic` beside it chooses between both by what the run measures. "
+        "Differences below 3 % are within what the model can tell. Host memory: colocated, "
         "all GPUs have a sleeping engine of each GenRM.",
         "", "| " + " | ".join(PLACEMENT_HEAD) + " |", "|" + "---|" * len(PLACEMENT_HEAD),
         *("| " + " | ".join(placement_row(each)) + " |" for each in found if each.config.engine_genrms),

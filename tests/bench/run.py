@@ -33,6 +33,7 @@ NAMES = (
     "media",
     "picture_rollouts",
     "group_judging",
+    "rubric",
     "keeping",
     "oversampling",
     "overlap",

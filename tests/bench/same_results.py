@@ -25,8 +25,8 @@ from tests.runs import ROOT, RunFile
 from tests.tiny_models import make_scripted_model
 from yatt.obs.metrics import comparable_results
 
-RENAMED = {"trouble": "failure.report"}
-"""Kinds of events that had another name."""
+RENAMED, GONE = {"trouble": "failure.report"}, {"lease.request", "ckpt.delete"}
+"""Kinds of events that had another name, and kinds that there are no more."""
 
 BEST_EFFORT = {"worker.end"}
 """Kinds that another node sends while it ends: whether they arrive is a matter of time."""
@@ -126,7 +126,9 @@ def _outcome(tree: Path, config: Path) -> dict[str, Any]:
         "parameters": weights,
         "metrics": [comparable_results(row) for row in rows],
         "events": Counter(
-            (e["node"], RENAMED.get(e["kind"], e["kind"])) for e in events if e["kind"] not in BEST_EFFORT
+            (e["node"], RENAMED.get(e["kind"], e["kind"]))
+            for e in events
+            if e["kind"] not in BEST_EFFORT | GONE
         ),
     }
 

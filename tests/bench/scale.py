@@ -202,17 +202,23 @@ RECIPE_HEAD = [
 def recipe_row(recipe: Recipe) -> list[str]:
     """A recipe's cells: bytes of its memory plan, seconds as in the other table."""
     nodes, plan, layout = recipe.config.launch.nodes, recipe.plan, recipe.layout
-    size, worst = sum(math.prod(row.full_shape) for row in recipe.models[ROLLOUT].rows), plan.worst
-    link, saved = _rate("GPU to host and back, each GPU"), size * sum(KEPT.values())
-    offload_s = (worst.weights + worst.optimizer) / link
+    sizes, worst = {row: math.prod(row.full_shape) for row in recipe.models[ROLLOUT].rows}, plan.worst
+    size, link, others = sum(sizes.values()), _rate("GPU to host and back, each GPU"), worst.others
+    # A critic is saved and offloaded too; it has no output layer.
+    critic = sum(n for row, n in sizes.items() if row.name != OUTPUT) if others.critic_weights else 0
+    saved = (size + critic) * sum(KEPT.values())
+    offload_s = (worst.weights + worst.optimizer + others.critic_weights + others.critic_optimizer) / link
     store_s = saved / (nodes * _rate("a node to the object store"))
     fetch = min(_rate("a node's network"), _rate("one engine node's fetch"))
     return [
         recipe.name, str(nodes), f"{layout.tp} x {layout.pp} x {layout.cp} x {layout.dp}, {layout.ep}",
-        f"{plan.trainer_peak / GIB:.1f}", f"{max(engine.peak for engine in plan.engines) / GIB:.1f}",
+        f"{plan.trainer_peak / GIB:.1f}",
+        f"{max(engine.peak for engine in plan.engines) / GIB:.1f}" if plan.engines else "no engine",
         f"{max(host.total for host in plan.hosts) / 1e9:.0f} GB", _seconds(offload_s),
         _seconds(EXTRA_STALL * offload_s), f"{saved / 1e9:.0f} GB", _seconds(store_s),
-        _seconds(2 * worst.weights / link), _seconds(_needed(recipe, 2 * size) / fetch), _seconds(store_s),
+        *((_seconds(2 * worst.weights / link), _seconds(_needed(recipe, 2 * size) / fetch))
+          if plan.engines else ("-", "-")),
+        _seconds(store_s),
     ]  # fmt: skip
 
 

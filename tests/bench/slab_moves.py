@@ -15,6 +15,7 @@ from typing import Any
 from tests.bench.oversampling import BATCH, N, balance_of, lengths
 from tests.moving_slabs import JUDGE, double_holders, moving_run
 from tests.runs import rows, yatt
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.split import RoleSpeed
@@ -22,7 +23,7 @@ from yatt.core.samples.prompts import sample_seed
 from yatt.engine.script import _mixed
 from yatt.forecast.time.groups import Workload
 from yatt.forecast.time.iterations import SimulatedIteration, partial_iterations
-from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
+from yatt.forecast.time.sampling import SimulatedSetting
 
 NUM_SLABS, ITERATIONS, WARM_UP = 6, 8, 3
 VERDICT, ROOMS = 60, {ROLLOUT: 16, JUDGE: 4}
@@ -58,10 +59,10 @@ class Lengths:
     def __init__(self) -> None:
         self._table, self._next = lengths(), itertools.count()
 
-    def draw(self, _: object, __: int) -> SimulatedSample:
+    def draw(self, _: object, __: int) -> BatchSample:
         number, index = divmod(next(self._next), N)
         keys, drawn = sorted(self._table), _mixed(0, sample_seed(0, number, index))
-        return SimulatedSample(float(self._table[keys[drawn % len(keys)]]), {JUDGE: VERDICT + 1.0})
+        return BatchSample(float(self._table[keys[drawn % len(keys)]]), {JUDGE: VERDICT + 1.0})
 
 
 def simulated(loads: Sequence[Load], genrm_gpu_sets: int, *, is_dynamic: bool) -> list[SimulatedIteration]:

@@ -12,12 +12,13 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.tail import RoleSpeed
 from yatt.forecast.time.groups import Workload
 from yatt.forecast.time.iterations import SimulatedIteration, colocated_iterations, partial_iterations
-from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
+from yatt.forecast.time.sampling import SimulatedSetting
 
 JUDGE = "genrm:judge"
 NUM_SLABS, HALF, SIGMA, CAP = 8, 16, 0.8, 8192
@@ -32,11 +33,11 @@ STARTS = (1, 4, 7)
 SWITCHES_S = (0.0, 15.0, 30.0)
 
 
-def draw(numbers: random.Random, iteration: int, *, means: tuple[float, ...]) -> SimulatedSample:
+def draw(numbers: random.Random, iteration: int, *, means: tuple[float, ...]) -> BatchSample:
     mean = means[min(iteration, len(means) - 1)]
     drawn = numbers.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
     tokens = min(max(drawn, 16.0), CAP)
-    return SimulatedSample(tokens, {JUDGE: 600 + 0.15 * tokens})
+    return BatchSample(tokens, {JUDGE: 600 + 0.15 * tokens})
 
 
 def work(pass_rate: float, means: tuple[float, ...] = (1500.0,)) -> Workload:

@@ -9,13 +9,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.prediction import NEVER_S, predicted_seconds
 from yatt.core.gpus.tail import RoleSpeed
 from yatt.forecast.time.groups import SimulatedGroups, Workload
 from yatt.forecast.time.iterations import batch_demand, partial_iterations
-from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
+from yatt.forecast.time.sampling import SimulatedSetting
 
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
 NUM_DRAWN, NUM_ITERATIONS, FIRST, SEEDS = 14, 12, 4, 2
@@ -59,9 +60,9 @@ class Drawn:
 
 def sample(
     numbers: random.Random, _: int, *, mean: float, sigma: float, verdicts: dict[str, tuple[float, float]]
-) -> SimulatedSample:
+) -> BatchSample:
     tokens = min(max(numbers.lognormvariate(math.log(mean) - sigma**2 / 2, sigma), 16.0), 8192)
-    return SimulatedSample(tokens, {role: base + each * tokens for role, (base, each) in verdicts.items()})
+    return BatchSample(tokens, {role: base + each * tokens for role, (base, each) in verdicts.items()})
 
 
 def work(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,6 +185,89 @@ def test_a_temperature_is_in_the_logprobs(subject):
     assert abs(plain - m.unpack_floats(completed.logprobs)[0]) > 1e-3
 
 
+WATCHED = (60, 7, 61, 44, 60)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_watched_tokens_have_the_log_probs_of_the_sampled_distribution(subject, tmp_path, temperature):
+    """At each token, in the order asked, also tokens asked for twice; and nothing else becomes different."""
+    model = load(subject, tmp_path, 0)
+    facts = {"temperature": temperature, "ignore_eos": True, "max_tokens": 5}
+    plain = run(subject.engine, sample("one", **facts))["one"]
+    wanted = (*WATCHED, ids_of(plain)[2])
+    asked = {f"{n}": sample(f"{n}", **facts, watched=wanted) for n in (1, 2)}
+    done = run(subject.engine, *asked.values(), sample("plain", **facts))
+    completed = done["1"]
+    assert done["plain"] == msgspec.structs.replace(plain, request_id="plain") and plain.watched == b""
+    assert msgspec.structs.replace(completed, request_id="one", watched=b"") == plain
+    assert done["2"].watched == completed.watched
+    rows = watched_rows(completed, len(wanted))
+    assert len(rows) == 5 and rows[2][-1] == m.unpack_floats(plain.logprobs)[2]
+    assert all(row[0] == row[4] and len(set(row[:4])) == 4 for row in rows)
+    if subject.reference is not None:
+        expected = reference_rows(model, PROMPT + ids_of(completed), wanted, temperature)
+        assert max(map(largest_difference, rows, expected[len(PROMPT) - 1 :])) < 3e-6
+        if temperature == 0.5:  # the shares of the watched tokens are those of the model's distribution
+            untempered = reference_rows(model, PROMPT + ids_of(completed), wanted, 1.0)[len(PROMPT) - 1 :]
+            shares = [shares_of([temperature * each for each in row[:4]]) for row in rows]
+            assert max(map(largest_difference, shares, [shares_of(row[:4]) for row in untempered])) < 1e-6
+
+
+def watched_rows(completed: m.Completed, count: int) -> list[list[float]]:
+    """The log-probs of watched tokens, by sampled token."""
+    values = m.unpack_floats(completed.watched)
+    assert len(values) == count * len(ids_of(completed))
+    return [values[at : at + count] for at in range(0, len(values), count)]
+
+
+def reference_rows(
+    folder: str, ids: list[int], watched: tuple[int, ...], temperature: float
+) -> list[list[float]]:
+    """Of watched tokens after each token but the last, by transformers."""
+    import torch
+
+    with torch.no_grad():
+        logits = reference_model(folder).float()(torch.tensor([ids])).logits[0, :-1]
+    return (logits / (temperature or 1.0)).log_softmax(-1)[:, list(watched)].tolist()
+
+
+def shares_of(values: list[float]) -> list[float]:
+    weights = [math.exp(each) for each in values]
+    return [each / math.fsum(weights) for each in weights]
+
+
+def test_watched_tokens_that_an_engine_cannot_give_are_refused_by_name(subject):
+    """And cost nobody else anything."""
+    subject.engine.add(sample("good", max_tokens=4, ignore_eos=True, watched=(5,) * m.MOST_WATCHED))
+    for wrong in (-1, VOCAB_SIZE, 1 << 40):
+        with pytest.raises(ValueError, match=f"watched token {wrong} is not in the model's vocabulary"):
+            subject.engine.add(sample("bad", watched=(5, wrong)))
+    with pytest.raises(ValueError, match="65 watched tokens; an engine takes 64 at most"):
+        subject.engine.add(sample("bad", watched=(5,) * 65))
+    if subject.kind == "vllm":
+        with pytest.raises(ValueError, match=r"temperature 0.005 with watched tokens: vLLM takes 0.01"):
+            subject.engine.add(sample("bad", temperature=0.005, watched=(5,)))
+    done = run(subject.engine)
+    assert list(done) == ["good"] and len(watched_rows(done["good"], m.MOST_WATCHED)) == 4
+
+
+def test_log_probs_of_watched_tokens_that_are_no_numbers_are_refused(subject, tmp_path):
+    """Planted: a weight of the model is none. The engine goes on."""
+    if subject.kind == "scripted":
+        pytest.skip("a script has no weights")
+    tensors = weights_of(subject.models[0])
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * float("nan")
+    subject.version += 1
+    torn = publish_tensors(tmp_path / "nan", tensors, subject.version)
+    subject.engine.load_weights(subject.version, torn)
+    completed = run(subject.engine, sample("one", temperature=0.0, max_tokens=2, watched=(5, 6)))["one"]
+    assert (completed.finish_reason, completed.token_ids, completed.watched) == ("error", b"", b"")
+    assert completed.error.startswith("the log-prob of watched token 5 is not a number")
+    load(subject, tmp_path, 0)
+    completed = run(subject.engine, sample("one", temperature=0.0, max_tokens=2, watched=(5, 6)))["one"]
+    assert completed.error == "" and len(watched_rows(completed, 2)) == len(ids_of(completed)) > 0
+
+
 def test_the_longest_completion_ends_with_reason_length(subject):
     completed = run(subject.engine, sample("long", max_tokens=7, ignore_eos=True))["long"]
     assert (len(ids_of(completed)), completed.finish_reason) == (7, "length")
@@ -230,11 +314,13 @@ def test_a_stop_text_ends_with_reason_stop(subject):
     assert completed.finish_reason == "stop"
     assert ids_of(completed) == free[: at + 1]
     assert len(m.unpack_floats(completed.logprobs)) == at + 1
+    watching = run(subject.engine, msgspec.structs.replace(asked, watched=(5, 6)))["cut"]
+    assert watching.token_ids == completed.token_ids and len(watched_rows(watching, 2)) == at + 1
 
 
 def test_abort_gives_what_was_sampled(subject):
     whole = ids_of(run(subject.engine, sample("whole", ignore_eos=True, max_tokens=40))["whole"])
-    subject.engine.add(sample("part", ignore_eos=True, max_tokens=40))
+    subject.engine.add(sample("part", ignore_eos=True, max_tokens=40, watched=(5, 6)))
     for _ in range(6):
         assert subject.engine.step() == []
     (completed,) = subject.engine.abort(("part", "nobody"))
@@ -242,7 +328,7 @@ def test_abort_gives_what_was_sampled(subject):
     assert completed.finish_reason == "abort"
     assert 0 < len(partial) < 40
     assert whole[: len(partial)] == partial
-    assert len(m.unpack_floats(completed.logprobs)) == len(partial)
+    assert len(m.unpack_floats(completed.logprobs)) == len(partial) == len(watched_rows(completed, 2))
     assert not subject.engine.is_busy
 
 
@@ -419,7 +505,11 @@ def test_an_answer_has_the_structure_that_is_asked_for_or_is_refused(subject, st
         with pytest.raises(ValueError, match="need the vllm engine"):
             subject.engine.add(asked[0])
         return
-    done = run(subject.engine, *asked, sample("free", max_tokens=9))
+    digits = tuple(tokenizer.encode_plain(each)[0] for each in "78x")
+    sure = sample("sure", structure=json.dumps({"choice": ["7", "8"]}), temperature=0.5, watched=digits)
+    done = run(subject.engine, *asked, sample("free", max_tokens=9), sure)
+    (seven, eight, other), *_ = watched_rows(done["sure"], 3)
+    assert math.exp(seven) + math.exp(eight) == pytest.approx(1.0, abs=1e-6) and other == -math.inf
     assert done["free"].finish_reason in ("length", "stop")
     for each in asked:
         ids = [i for i in m.unpack_ids(done[each.request_id].token_ids) if i != 2]

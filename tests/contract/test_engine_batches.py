@@ -5,12 +5,15 @@ import importlib.util
 import pytest
 
 from tests.contract.test_engine import (
+    WATCHED,
     ids_of,
     largest_difference,
     options_for,
+    reference_rows,
     run,
     sample,
     transformers_logprobs,
+    watched_rows,
 )
 from tests.tiny_models import make_qwen3
 from yatt.engine.build import build_engine
@@ -28,7 +31,12 @@ def test_a_batch_of_unequal_requests_has_the_reference_logprobs(kind, tmp_path):
     engine.start()
     asked = {
         f"{index}": sample(
-            f"{index}", prompt_ids=m.pack_ids(prompt), seed=index, max_tokens=5 + 4 * index, ignore_eos=True
+            f"{index}",
+            prompt_ids=m.pack_ids(prompt),
+            seed=index,
+            max_tokens=5 + 4 * index,
+            ignore_eos=True,
+            watched=WATCHED[: 2 * (index % 3)],
         )
         for index, prompt in enumerate(PROMPTS)
     }
@@ -49,6 +57,12 @@ def test_a_batch_of_unequal_requests_has_the_reference_logprobs(kind, tmp_path):
         expected = transformers_logprobs(model, prompt + ids_of(completed))[len(prompt) - 1 :]
         assert len(expected) == 5 + 4 * index
         assert largest_difference(m.unpack_floats(completed.logprobs), expected) < 1e-4
+        watched = WATCHED[: 2 * (index % 3)]
+        rows = reference_rows(model, prompt + ids_of(completed), watched, 1.0)[len(prompt) - 1 :]
+        found = watched_rows(completed, len(watched)) if watched else rows
+        assert [*map(len, found)] == [len(watched)] * (5 + 4 * index)
+        assert not watched or max(map(largest_difference, found, rows)) < 3e-6
+        assert watched or completed.watched == b""
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.test_engine import options_for
+from tests.contract.test_engine import options_for, run, sample
 from tests.tiny_models import make_qwen3
 from yatt.engine.build import build_engine
+from yatt.engine.protocol import WatchedRows
 from yatt.engine.vllm import VllmEngine, engine_arguments, refuse_unknown, written_arguments
 from yatt.engine.worker import decoded_difference
 from yatt.errors import ConfigError
+from yatt.records import message as m
 
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1,
@@ -34,8 +36,9 @@ def without_numba() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("without_numba")
-def test_wrong_log_probs_of_speculated_tokens_are_found(model: str) -> None:
-    """vLLM's CPU build has them, so it is refused there. In a whole run they would be taken for noise."""
+def test_wrong_log_probs_of_speculated_tokens_are_found(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's CPU build has them, so it is refused there. In a whole run they would be taken for noise. Those
+    of watched tokens are left out by every build, which is found out even if nobody has refused it."""
     options = options_for(model, deterministic=False, arguments={"speculative_config": NGRAM})
     with pytest.raises(ConfigError, match="speculative_config: vLLM's CPU build gives wrong log-probs"):
         build_engine("vllm", options)
@@ -43,6 +46,14 @@ def test_wrong_log_probs_of_speculated_tokens_are_found(model: str) -> None:
     engine.start()
     try:
         assert decoded_difference(engine, options, [*range(40, 56)]) > 0.1
+        prompt = m.pack_ids([*range(40, 48)] * 3)
+        asked = sample("one", prompt_ids=prompt, max_tokens=16, ignore_eos=True, watched=(5, 6))
+        with pytest.raises(ValueError, match=r"with engine_args.speculative_config vLLM gives no log-probs"):
+            engine.add(asked)
+        monkeypatch.setattr("yatt.engine.vllm.begin_watching", lambda *_: WatchedRows((5, 6)))
+        completed = run(engine, asked)["one"]
+        assert completed.finish_reason == "error" and not completed.watched
+        assert "log-prob of watched token 5" in completed.error
     finally:
         engine.close()
 

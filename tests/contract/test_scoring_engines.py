@@ -92,6 +92,8 @@ def test_a_teacher_gives_each_token_of_a_completion_its_log_prob(
     engine = build_engine(kind, options_for(model, is_teacher=True, deterministic=False))
     engine.start()
     try:
+        with pytest.raises(ValueError, match="samples no tokens, so it has no log-probs of watched ones"):
+            engine.add(msgspec.structs.replace(asked("w", TEXTS[2]), watched=(3,)))
         for index, ids in enumerate(TEXTS[2:]):
             engine.add(msgspec.structs.replace(asked(str(index), ids), scored_from=index + 1))
         (ended,) = engine.abort(("2",))

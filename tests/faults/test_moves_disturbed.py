@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.oversampling import balance_of
 from tests.faults.test_lost_nodes import controller
-from tests.moving_slabs import JUDGE, double_holders, moving_run
+from tests.moving_slabs import JUDGE, double_holders, moving_run, turning_run
 from tests.runs import RunFile, kill, rows, start, wait_for, yatt
 
 pytestmark = [pytest.mark.faults]
@@ -104,6 +104,21 @@ def test_a_node_without_memory_for_a_second_engine_starts_none(tmp_path: Path):
     started = {e["worker"] for e in found if e["kind"] == "worker.start" and "genrm" in e["worker"]}
     assert started == {"genrm-judge-n2s2.1"}, "only the one that the slab had at first"
     assert len({e["slab"] for e in unfit}) == len(unfit), "each slab is tried once"
+
+
+def test_a_turn_for_which_engines_cannot_be_built_is_the_last_one(tmp_path: Path):
+    """A whole run: its batch is judged by the GPU set that can, and the next ones have a split again."""
+    run = turning_run(tmp_path, ITERATIONS)
+    run.settings["genrms"][0]["kv_cache_bytes"] = 1 << 45
+    found = finished(run, start("run", str(run.write())))
+    assert attempts(found) == {1}
+    unfit = {e["slab"] for e in found if e["kind"] == "engine.unfit"}
+    assert len(unfit) == 3, "each but the one that the judge had at first"
+    scored = [e["iteration"] for e in found if e["kind"] == "phase.begin" and e["phase"] == "score"]
+    assert len(set(scored)) == 1, scored
+    trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
+    after = [row[f"placement/gpu_sets/{JUDGE}"] for row in trained if row["training/global_step"] > scored[0]]
+    assert after and set(after) == {1}
 
 
 def test_the_node_of_a_move_is_lost_and_comes_back(tmp_path: Path):

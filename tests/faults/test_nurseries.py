@@ -1,5 +1,6 @@
 """Whole runs whose workers are forked: results to the bit, and nurseries that are killed or stand still."""
 
+import contextlib
 import signal
 import subprocess
 from pathlib import Path
@@ -35,8 +36,10 @@ def nurseries(run: RunFile, kind: str) -> list[int]:
     """Pids of nurseries whose main process has this kind on its command line."""
     found = []
     for pid, module in living(run.run_dir).items():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if module == NURSERY else []
-        found += [pid] if kind.encode() in words else []
+        if module == NURSERY:
+            with contextlib.suppress(OSError):  # the second process has become a worker, or ended
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                found += [pid] if kind.encode() in words else []
     return found
 
 

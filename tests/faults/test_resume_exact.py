@@ -48,9 +48,10 @@ def metrics(run: RunFile) -> list[dict[str, Any]]:
     return [comparable_results(row) for row in rows(run.run_dir / "metrics.jsonl")]
 
 
-def strike(run: RunFile, victim: str, launcher_pid: int, draw: random.Random) -> list[str]:
-    """SIGKILL the victim; gives what was hit."""
+def strike(run: RunFile, victims: tuple[str, ...], launcher_pid: int, draw: random.Random) -> list[str]:
+    """SIGKILL one of the victims that live now; gives what was hit."""
     processes = living(run.run_dir)
+    victim = draw.choice([name for name in victims if name == "everything" or name in processes.values()])
     if victim == "everything":
         kill(launcher_pid)
         return [name for pid, name in processes.items() if kill(pid)]
@@ -65,19 +66,33 @@ def until_up_or_ended(run: RunFile, process: "subprocess.Popen[str]") -> None:
     wait_for(holds, timeout_s=90, what="the run to come up")
 
 
+def until_the_moment(run: RunFile, process: "subprocess.Popen[str]", after_s: float, iterations: int) -> None:
+    """Until so many seconds have passed, or the run has so many iterations behind it (a fast machine would
+    end it before its last kill), or has ended."""
+    moment_s = time.monotonic() + after_s
+
+    def holds() -> bool:
+        has_come = time.monotonic() >= moment_s or len(rows(run.run_dir / "metrics.jsonl")) >= iterations
+        return has_come or process.poll() is not None
+
+    wait_for(holds, timeout_s=90, what="the moment of the next kill")
+
+
 def finish_under_fire(
     run: RunFile, num_kills: int, seed: int, settle_s: tuple[float, float], victims: tuple[str, ...] = VICTIMS
 ) -> list[str]:
     """Run to the end while killing; starts the command again whenever it has ended."""
     draw, hits = random.Random(seed), []
+    iterations_a_kill = run.settings["trainer"]["total_iterations"] // (num_kills + 1)
     file = str(run.write())
     process = start("run", file)
     try:
         while len(hits) < num_kills:
             until_up_or_ended(run, process)
-            time.sleep(draw.uniform(*settle_s))
+            latest = (len(hits) + 1) * iterations_a_kill
+            until_the_moment(run, process, draw.uniform(*settle_s), latest)
             if process.poll() is None:
-                hits += strike(run, draw.choice(victims), process.pid, draw)[:1]
+                hits += strike(run, victims, process.pid, draw)[:1]
                 time.sleep(0.3)
             if process.poll() is not None:
                 if (run.run_dir / "finished").exists():

@@ -3,7 +3,8 @@
 The policy has latent attention, and experts that are spread over the ranks; a critic of another
 architecture learns beside it, both optimizers in host memory.
 
-The undisturbed run starts its workers by exec, and the other one forks them.
+The undisturbed run starts its workers by exec, and the other one forks them; in that one policy and critic
+take turns.
 """
 
 import os
@@ -51,7 +52,9 @@ def test_real_engines_that_are_killed_change_nothing(tmp_path: Path) -> None:
     """A whole run: states of vLLM and of ranks that share experts, in one policy."""
     runs = []
     for name, launch in (("calm", {"nurseries": False}), ("disturbed", {})):
-        run = RunFile(tmp_path / name, settings(tmp_path) | {"launch": launch})
+        found = settings(tmp_path) | {"launch": launch}
+        found["critic"]["swap"] = name == "disturbed"
+        run = RunFile(tmp_path / name, found)
         make_sigmoid_moe(run.folder / "policy", "deepseek_v3", seed=4)
         runs.append(run)
     calm, disturbed = runs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_resume_exact import final_state, metrics
-from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
+from tests.runs import RunFile, held_after, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import STEP
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -66,6 +66,19 @@ def test_an_optimizer_on_the_host_is_copied_aside_before_it_changes(quick: RunFi
     assert events(run, "ckpt.commit")[-1]["iteration"] == 4
 
 
+def test_what_a_critics_turn_changes_is_copied_aside_before(tmp_path: Path) -> None:
+    """A whole run: turns on the GPU change what an upload reads at that time."""
+    section = {"critic": {"swap": True}, "algorithm": {"adv_estimator": "gae"}}
+    run = RunFile(tmp_path, {**SLOW, **section, "model": {"trainer": "megatron"}})
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert events(run, "ckpt.backpressure")
+    assert not [e for e in events(run) if e["kind"] in ("ckpt.lost", "ckpt.fail")]
+    assert events(run, "ckpt.commit")[-1]["iteration"] == 4
+    found = [row for row in rows(run.run_dir / "metrics.jsonl") if STEP in row]
+    assert found and all(row["timing_s/swap_in_critic"] > 0 for row in found)
+
+
 @pytest.fixture
 def slow_run(tmp_path: Path) -> Iterator[tuple[RunFile, "subprocess.Popen[str]"]]:
     run = RunFile(tmp_path, SLOW)
@@ -99,6 +112,31 @@ def test_an_uploader_that_is_killed_is_started_again_and_the_run_ends_the_same(
     assert process.returncode == 0, output
     same_end(run, quick)
     assert {e["attempt"] for e in events(run)} == {1}, "the attempt went on"
+
+
+def test_a_save_waits_for_an_uploader_that_is_not_started_again_yet(tmp_path: Path) -> None:
+    """A whole run: its iteration ends within the half second after which an uploader is started again."""
+    hold = held_after(tmp_path, 0)
+    once = {"model": {"trainer": "scripted"}, "trainer": {"total_iterations": 1}}
+    run = RunFile(tmp_path, {**QUICK, **once})
+    process = start("run", str(run.write()))
+    try:
+        wait_for(lambda: is_sampling(run), timeout_s=90, what="the first rollout")
+        (pid,) = [pid for pid, name in living(run.run_dir).items() if name == "yatt.uploader"]
+        kill(pid)
+        hold.unlink()
+        output, _ = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output
+    assert not events(run, "ckpt.fail")
+    assert [e["iteration"] for e in events(run, "ckpt.commit")] == [1]
+
+
+def is_sampling(run: RunFile) -> bool:
+    return any(e["phase"] == "rollout" for e in events(run, "phase.begin"))
 
 
 def test_a_kill_of_everything_during_an_upload_loses_that_save_only(

@@ -108,9 +108,9 @@ def test_a_start_that_stands_still_is_given_up(how: str, tmp_path: Path, monkeyp
         start = asyncio.create_task(supervisor.start(worker))
         watch = asyncio.create_task(turns_until(start))
         await asyncio.sleep(1.0)
-        assert worker.is_running and worker.child is None
+        assert worker.is_running and worker.process.child is None
         if how == "taken back":
-            worker.is_unwanted = True
+            worker.process.is_unwanted = True
         elif how == "closed":
             await supervisor.close(1.0)
         assert await watch > 20, "the loop went on"

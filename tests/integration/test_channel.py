@@ -350,9 +350,9 @@ def test_what_is_no_frame_is_dropped_and_counted_and_ends_nobody(tmp_path: Path)
             failed = asyncio.ensure_future(server.failure())
             for data in bad_frames(draw, 5000):
                 if not is_of_a_higher_attempt(data):
-                    client._socket.send(data)
-            client._socket.send_multipart([b"two", b"parts"])
-            client._seqs["node0"] = 60000  # those before may have been used up by what was random
+                    client._out.socket.send(data)
+            client._out.socket.send_multipart([b"two", b"parts"])
+            client._out.seqs["node0"] = 60000  # those before may have been used up by what was random
             assert await client.request("node0", m.Stop(), HANG_S) == m.Done(), seed
             assert server.num_dropped > 500, seed
             assert not failed.done(), seed
@@ -414,7 +414,7 @@ def test_requests_and_answers_that_are_lost_come_all_the_same_and_are_acted_on_o
     async def scene() -> None:
         async with connected(tmp_path, slow) as (_, client):
             client._resend_s = 0.05
-            client._socket = Lossy(client._socket, lambda: draw.random() < 0.4)
+            client._out.socket = Lossy(client._out.socket, lambda: draw.random() < 0.4)
             calls = (client.request("node0", question(index), HANG_S) for index in range(200))
             answers = await asyncio.gather(*calls)
             assert answers == [reply(question(index)) for index in range(200)]
@@ -441,7 +441,9 @@ def test_answers_that_nobody_waits_for_are_not_kept(tmp_path: Path) -> None:
                     assert await server.request("node1", m.Stop(), HANG_S) == m.Done()
                 assert len(server._answers._kept) <= 2 and len(client._answers._kept) <= 2
             lost = [True]
-            server._socket = Lossy(server._socket, lambda: released.is_set() and bool(lost) and lost.pop())
+            server._out.socket = Lossy(
+                server._out.socket, lambda: released.is_set() and bool(lost) and lost.pop()
+            )
             client._resend_s = 0.05
             first = asyncio.ensure_future(client.request("node0", question(0), HANG_S))
             for index in range(1, 500):
@@ -464,7 +466,7 @@ def test_a_deadline_counts_only_while_nothing_moves(tmp_path: Path) -> None:
 
     async def asked_with(progress: Callable[[str], int]) -> m.Message:
         async with connected(tmp_path, long) as (server, client):
-            server._progress, client._resend_s = progress, 0.1
+            server._in.progress, client._resend_s = progress, 0.1
             return await client.request("node0", m.Stop(), 0.6)
 
     assert asyncio.run(asked_with(lambda _: next(steps))) == m.Done()

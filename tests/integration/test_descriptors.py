@@ -115,7 +115,7 @@ def check_segments(paths: RunPaths) -> None:
     assert attempt.reason and reason_of_end(paths.events, 1) == attempt.reason
     view = RunView(paths, 400)
     view.refresh()
-    assert (view.ended, view.unreadable) == ("stopped", 0)
+    assert (view.story.ended, view.unreadable) == ("stopped", 0)
 
 
 def node_of(nodes: int, gpus: int, index: int = 0, trainer_nodes: int = 0) -> Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_engine import transformers_logprobs
+from tests.contract.test_engine import WATCHED, reference_rows, transformers_logprobs, watched_rows
 from tests.integration.test_engine_worker import PROMPT, sample
 from tests.runs import kill, until
 from tests.tiny_models import make_qwen3, make_scripted_model, publish
@@ -91,8 +91,9 @@ def test_orders_come_in_any_sequence_and_both_ranks_carry_them_out(tmp_path: Pat
                     assert scores == pytest.approx(scripted_logprobs(version, [7, 8, 9]))
             else:
                 number += 1
-                await servers[0].tell(sample(f"r{number}"))
+                await servers[0].tell(sample(f"r{number}", watched=WATCHED))
                 completed = await servers[0].next_told()
+                assert len(completed.watched) == len(WATCHED) * len(completed.token_ids) > 0
                 assert completed.finish_reason in ("stop", "length") and completed.policy_version == version
         assert servers[1].told.empty(), "requests are answered by rank 0 only"
 
@@ -248,11 +249,13 @@ def test_vllm_over_two_processes_is_the_model_and_reads_no_pickle_of_the_network
     folder = publish(tmp_path / "v1", model=other, policy_version=1)
 
     async def greedy(servers: list[WorkerServer], name: str, folder: str) -> None:
-        await servers[0].tell(sample(name, temperature=0.0, max_tokens=8))
+        await servers[0].tell(sample(name, temperature=0.0, max_tokens=8, watched=WATCHED))
         completed = await servers[0].next_told(120.0)
         ids = m.unpack_ids(completed.token_ids)
         expected = transformers_logprobs(folder, [*PROMPT, *ids])[len(PROMPT) - 1 :]
         assert m.unpack_floats(completed.logprobs) == pytest.approx(expected, abs=1e-4)
+        rows = reference_rows(folder, [*PROMPT, *ids], WATCHED, 0.0)[len(PROMPT) - 1 :]
+        assert watched_rows(completed, len(WATCHED)) == [pytest.approx(row, abs=1e-4) for row in rows]
 
     async def scene(servers: list[WorkerServer]) -> None:
         assert await both(servers, m.Wake()) == [m.Done(), m.Done()]

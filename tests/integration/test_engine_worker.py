@@ -1,6 +1,7 @@
 """Rollout and GenRM processes over a real ipc socket."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -195,7 +196,8 @@ def test_a_genrm_of_an_unknown_name_is_the_users_mistake(tmp_path):
 
 
 def test_a_scripted_genrm_gives_its_answers(tmp_path):
-    judge = make_scripted_model(tmp_path / "judge", answers=[[60, 61], [62]])
+    chances = [{"61": 0.75, "62": 0.25}, {"61": 0.5, "62": 0.5}]
+    judge = make_scripted_model(tmp_path / "judge", answers=[[60, 61], [62]], chances=chances)
     genrm = {
         "name": "judge",
         "model": judge,
@@ -215,6 +217,15 @@ def test_a_scripted_genrm_gives_its_answers(tmp_path):
                 await server.tell(sample(f"{seed}", seed=seed))
                 answers.add(tuple(m.unpack_ids((await server.next_told()).token_ids)))
             assert answers == {(60, 61, 2), (62, 2)}
+            await server.tell(sample("sure", temperature=0.0, watched=(62, 61)))
+            sure = await server.next_told()
+            rows = [math.exp(each) for each in m.unpack_floats(sure.watched)]
+            chance = 0.75 if 61 in m.unpack_ids(sure.token_ids) else 0.5
+            assert rows == pytest.approx([1 - chance, chance] * (len(sure.token_ids) // 4))
+            await server.tell(sample("wrong", watched=(62, -3)))
+            refused = await server.next_told()
+            assert (refused.finish_reason, refused.token_ids) == ("error", b"")
+            assert refused.error.startswith("watched token -3 is not in the model's vocabulary")
 
     asyncio.run(play())
 

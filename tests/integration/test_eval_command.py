@@ -243,16 +243,16 @@ def children(pid: int, module: str) -> list[int]:
 SLOW_ENGINE = ("--n", "64", "rollout.max_num_seqs=4")
 
 
-def begun(one: Evaluation, *more: str) -> "subprocess.Popen[str]":
+def begun(one: Evaluation, *more: str, **how: Any) -> "subprocess.Popen[str]":
     return popen(
-        command(*one.words(*more)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command(*one.words(*more, **how)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
 
 
 def engine_of(process: "subprocess.Popen[str]") -> list[int]:
     try:
-        return children(process.pid, "yatt.evaluation.engine")
+        return children(process.pid, "yatt.rollout")
     except OSError:
         return []
 
@@ -312,15 +312,15 @@ def test_ctrl_c_ends_every_process_and_leaves_nothing(tmp_path: Path, times: int
 LATE_SIGNAL = """
 import os, signal, sys
 from yatt.cli.main import main
-from yatt.evaluation.host import Host
+from yatt.launch.attempt.on_this_machine import LocalBackend
 
-close, number = Host._close, getattr(signal, sys.argv.pop())
+tidy, number = LocalBackend._tidy, getattr(signal, sys.argv.pop())
 
-async def late(self):
+def late(self, *arguments):
     os.kill(os.getpid(), number)
-    await close(self)
+    tidy(self, *arguments)
 
-Host._close = late
+LocalBackend._tidy = late
 sys.exit(main())
 """
 
@@ -334,6 +334,47 @@ def test_a_signal_while_the_processes_are_ended_is_no_success(tmp_path: Path, na
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr == ("" if name == "SIGINT" else "yatt: ended by SIGTERM\n")
     assert one.leftovers() == [] and not one.out.exists()
+
+
+FULL_DISK = """
+import errno, os, signal, sys
+from yatt.cli.main import main
+from yatt.evaluation.evaluate import _Story
+from yatt.launch.attempt import attempts
+
+def told(self):
+    os.kill(os.getpid(), signal.SIGTERM) if not self.signals else None
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+_Story.show, attempts.write_record = told, full
+sys.exit(main())
+"""
+
+
+@pytest.mark.faults
+def test_one_signal_ends_an_evaluation_whose_disk_is_full(tmp_path: Path) -> None:
+    """A run waits for its disk, and saves then; an evaluation has nothing to save."""
+    one = Evaluation(tmp_path)
+    words = [sys.executable, "-c", FULL_DISK, *one.words(engine="scripted")]
+    done = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "yatt: ended by SIGTERM\n")
+    assert one.leftovers() == [] and not one.out.exists()
+
+
+def test_a_reader_that_closes_its_pipe_costs_no_file(tmp_path: Path) -> None:
+    """A whole run: its output is that of the command, in whose process nothing else can be looked at."""
+    one = Evaluation(tmp_path)
+    process = begun(one, engine="scripted")
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, errors
+    assert len(one.samples()) == 6 and one.result()["overall"]["samples"] == 6
+    assert one.leftovers() == []
 
 
 @pytest.mark.faults
@@ -395,6 +436,8 @@ def test_mistakes_are_refused_before_anything_starts(tmp_path: Path) -> None:
         (["eval", str(tmp_path / "empty")], "is neither a run folder"),
         (one.words("--iteration", "3"), "--iteration: "),
         (one.words("--k", "1,x"), "--k 1,x: write numbers"),
+        (one.words("--max-tokens", "0"), "--max-tokens: write 1 or more"),
+        (one.words("--out", "/proc/result"), "--out /proc/result: nothing can be written in /proc"),
         (one.words("rollout.topp=1"), "rollout.topp"),
         (one.words(str(tmp_path / "missing.jsonl")), "missing.jsonl"),
         ([*one.words(), "--reward", "builtin:nothing"], "no built-in 'nothing'"),
@@ -428,7 +471,7 @@ def test_a_run_is_evaluated_by_its_checkpoint_and_its_judges(tmp_path: Path) -> 
     service = Service(lambda _: says("I think it is fine. score: 1"))
     judge = {
         "name": "judge", "model": make_qwen3(tmp_path / "judge", tied=False, seed=1), "dtype": "float32",
-        "template": "{prompt}{completion_a}{completion_b}", "judging": "pairwise", "max_tokens": 6,
+        "template": "{prompt}{completion_a}{completion_b}", "judging": {"by": "pairwise"}, "max_tokens": 6,
         "verdict": {"pattern": "([a-z])", "scores": {"a": 1.0, "e": 0.0}}, "engine": "transformers",
         "on_unparsable": "score",
     }  # fmt: skip

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import save_file
 
 from tests.runs import ROOT, RunFile, rows, yatt
-from tests.tiny_models import make_phi3
+from tests.tiny_models import make_phi3, make_scripted_model
 from yatt.adapters.inputs.model_family import model_of_run
 from yatt.config.schema import AlgorithmSection, LoggingSection, ModelSection
 from yatt.errors import ConfigError
@@ -47,6 +47,10 @@ def written(folder: Path) -> dict[str, Any]:
     del settings["model"]  # the other sections' runs have a model of a family in the package
     for reward in settings["rewards"]:
         reward["path"] = str(folder / reward["path"])
+    (genrm,) = settings["genrms"]
+    genrm["path"], genrm["model"] = str(folder / genrm["path"]), make_scripted_model(folder / "judge")
+    (folder / "judge" / "model.safetensors").write_bytes(b"")
+    genrm |= {"engine": "scripted", "max_model_tokens": 2000, "max_tokens": 8}
     for section in ("algorithm", "environment"):
         settings[section]["path"] = str(folder / settings[section]["path"])
     logging = settings["logging"]
@@ -66,6 +70,7 @@ def test_its_reward_and_its_algorithm_train(tmp_path: Path) -> None:
     assert all(row["actor/grad_norm"] >= 0 for row in metrics)
     assert all(1 < row["num_turns/mean"] <= 2 for row in metrics)
     assert max(row["environment/steps"] for row in metrics) > 0
+    assert all(0 <= row["critic/score/judge/mean"] <= 1 and row["genrm/judge/asked"] > 0 for row in metrics)
     table = (run.run_dir / "trackers" / "my_tracker" / "rewards.csv").read_text().splitlines()
     assert table == [f"{row[STEP]},{row['critic/rewards/mean']}" for row in metrics]
     assert list((run.run_dir / "trackers" / "tensorboard").glob("events.out.tfevents.*"))

@@ -72,9 +72,9 @@ async def main():
     else:
         fill()
     await asyncio.wait_for(supervisor.start(worker), 180)
-    if worker.child is None:
+    if worker.process.child is None:
         await asyncio.wait_for(ended.wait(), 180)
-    say(json.dumps({"kind": "alive", "is": worker.child is not None, "running": worker.is_running}))
+    say(json.dumps({"kind": "alive", "is": worker.process.child is not None, "running": worker.is_running}))
     lift()
     await supervisor.close(1.0)
 

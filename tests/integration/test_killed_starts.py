@@ -56,10 +56,10 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
         parts.arbiter.want(slab, ROLLOUT)
         kills, killed = 0, ""
         while not troubles:
-            if engine.child is not None and engine.address != killed:
+            if engine.process.child is not None and engine.address != killed:
                 await asyncio.sleep(0.3)
                 killed, kills = engine.address, kills + 1
-                engine.child.signal_group(9)
+                engine.process.child.signal_group(9)
             await asyncio.sleep(0.02)
         await parts.supervisor.close(1.0)
         arbiter.cancel()

@@ -29,7 +29,7 @@ time.sleep(120)
 CONTROLLER = """
 import asyncio, json, os, subprocess, sys, time
 from yatt.adapters.processes.orphans import MARK, adopt_orphans
-from yatt.control.gpus.processes.orphans import OrphanWatch
+from yatt.control.gpus.processes.supervisor import OrphanWatch
 
 def lives(pid):
     try:
@@ -132,7 +132,7 @@ def test_children_that_the_launcher_was_given_by_exec_live_on(tmp_path: Path) ->
 WITHOUT_DESCRIPTORS = """
 import asyncio, os, resource, subprocess, sys
 from yatt.adapters.processes.orphans import MARK, adopt_orphans
-from yatt.control.gpus.processes.orphans import OrphanWatch
+from yatt.control.gpus.processes.supervisor import OrphanWatch
 
 async def main():
     adopt_orphans()

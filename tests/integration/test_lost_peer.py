@@ -75,7 +75,7 @@ async def started(folder: Path) -> AsyncIterator[Cluster]:
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         calling = calling_socket(context, address, "node0", keys)
         line = Channel(calling, attempt=1, handler=handler, peer=f"node{index}")
-        cluster.peers.lines[f"node{index}"] = line
+        cluster.peers.lines.open[f"node{index}"] = line
         channels += [server, line]
     try:
         yield cluster
@@ -145,12 +145,12 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         newer = Channel(socket, attempt=2, handler=ignored)
         peers = Peers()
-        peers.dial_with(
+        peers.lines.dial_with(
             lambda name, at: Channel(
                 calling_socket(context, address, "node0", keys), attempt=1, handler=ignored, peer="node1"
             )
         )
-        ends = asyncio.ensure_future(peers.failure())
+        ends = asyncio.ensure_future(peers.lines.failure())
         await peers.tell(1, c.Alive())
         while not ends.done():
             await newer.tell("node0", c.Alive())
@@ -158,7 +158,7 @@ def test_who_hears_of_a_newer_attempt_over_a_line_it_dialled_ends(tmp_path: Path
         with pytest.raises(StaleAttempt):
             await ends
         assert not heard.is_set(), "neither acts on what the other says"
-        await peers.close()
+        await peers.lines.close()
         await newer.close()
         context.destroy(linger=0)
 

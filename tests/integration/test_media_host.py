@@ -115,7 +115,7 @@ async def hosted(folder: Path, **media: object) -> AsyncIterator[Host]:
     def hear(sender: str, body: m.Message) -> None:
         worker = host.parts.supervisor.by_address(sender)
         if isinstance(body, m.Hello) and worker is not None:
-            worker.hello.set()
+            worker.process.hello.set()
         if isinstance(body, m.Failed):
             host.failures.append((body.error, body.exit_code))
 
@@ -176,7 +176,7 @@ def test_a_killed_process_is_started_again_and_nothing_is_made_twice(folder: Pat
         orders = [asyncio.ensure_future(host.prepare(*slow)), asyncio.ensure_future(host.prepare(*slow[:2]))]
         kept = host.node.media_folder
         await until(lambda: len(list(kept.iterdir())) > 4, "a part of the order")
-        host.worker.child.signal_group(signal.SIGKILL)
+        host.worker.process.child.signal_group(signal.SIGKILL)
         answers = await asyncio.gather(*orders)
         assert [len(answer.items) for answer in answers] == [12, 2] and not answers[0].faults
         assert host.worker.starts == 2

@@ -99,6 +99,7 @@ def test_a_folder_of_hostile_files_costs_each_file_one_sentence_and_little_memor
     scene = Scene(tmp_path)
     strange = plant_strange(scene)
     hostile = [scene.add(name, data) for name, data in hostile_files().items()]
+    (scene.folder / "store" / "00").mkdir(parents=True)
     good = [scene.add(name, data) for name, (data, _) in good_files().items()]
     odd = [m.MediaItem(path, "") for path in strange]
     wrong = [
@@ -188,6 +189,12 @@ def test_pictures_are_prepared_once_and_found_again_by_the_next_process(tmp_path
         pixel = pixels(96, 64)  # 64 x 96 is a multiple of 32, so nothing is resized
         assert np.array_equal(patches[0].reshape(3, 16, 16), pixel[:16, :16].transpose(2, 0, 1))
         (scene.pictures / "one.png").unlink()
+        lost = m.MediaItem("lost.png", "1" * 64), m.MediaItem("", "1" * 64)
+        for fault in (await prepared(server, *lost)).faults:
+            assert fault.waits and "is empty or missing; mount its filesystem" in fault.error
+        (scene.pictures / "another.png").touch()
+        (gone,) = (await prepared(server, lost[0])).faults
+        assert not gone.waits and "lost.png cannot be read: No such file" in gone.error
         server.process.kill()
 
     async def second(server: WorkerServer) -> None:

@@ -128,7 +128,7 @@ def test_an_engine_on_cpu_may_keep_what_it_had_when_it_fell_asleep_and_no_more(
     supervisor = Supervisor(node, EventLog(attempt=1, node=0, role="controller", sink=print))
     (slab,) = node.slabs
     (engine,) = supervisor.of(ROLLOUT, slab)
-    engine.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]
+    engine.process.child = Child("engine", worker, tmp_path / "log", None)  # type: ignore[arg-type]
     memory_check = SlotMemoryCheck(node, supervisor)
     assert not memory_check.check(slab, TRAINER, slab.gpus).clean, (
         "it said nothing at its Hello, so nothing is allowed to it"

@@ -140,7 +140,9 @@ def test_gpus_are_emptied_side_by_side_so_the_fullest_one_sets_the_time(make):
     async def scenario():
         async with make(device="0,1", wide=True).running() as bench:
             await bench.give(ROLLOUT)  # an engine with 4 GiB on each of two GPUs
-            await hold(bench.orders, bench.supervisor.of(ROLLOUT, bench.slab)[1].child.pid, 1024 * MIB)
+            await hold(
+                bench.orders, bench.supervisor.of(ROLLOUT, bench.slab)[1].process.child.pid, 1024 * MIB
+            )
             workers = bench.supervisor.of(ROLLOUT, bench.slab)
             check = bench.arbiter._processes._memory_check
             assert check.movable_bytes(bench.slab, workers) == AWAKE
@@ -306,10 +308,10 @@ async def with_memory_that_stays(bench, gpus, engine):
     """Kills one of two engines; its device memory is not free yet."""
     for role in (TRAINER, ROLLOUT):
         await bench.give(role)
-    stuck = gpus / "gpu1" / f"stuck-{engine.child.pid}"
+    stuck = gpus / "gpu1" / f"stuck-{engine.process.child.pid}"
     stuck.write_text(str(AWAKE))
     bench.supervisor.end(engine)
-    while engine.child is not None:
+    while engine.process.child is not None:
         await asyncio.sleep(0.01)
     return stuck
 
@@ -319,13 +321,13 @@ def test_an_engine_of_two_is_started_again_only_once_its_gpu_is_free(make, gpus)
         async with make(device="0,1", wide=True, memory_check_s=20.0).running() as bench:
             neighbour, engine = bench.supervisor.of(ROLLOUT, bench.slab)
             stuck = await with_memory_that_stays(bench, gpus, engine)
-            pid = neighbour.child.pid
+            pid = neighbour.process.child.pid
             await asyncio.sleep(0.5)
             assert engine.starts == 1 and not engine.is_running
             stuck.unlink()
-            while engine.child is None:
+            while engine.process.child is None:
                 await asyncio.sleep(0.01)
-            assert (neighbour.child.pid, neighbour.starts, engine.starts) == (pid, 1, 2)
+            assert (neighbour.process.child.pid, neighbour.starts, engine.starts) == (pid, 1, 2)
             assert (bench.arbiter.lease(bench.slab).stage, len(bench.told("lease.grant"))) == (Stage.HELD, 2)
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_S))
@@ -403,8 +405,8 @@ def test_an_engine_that_does_not_fall_asleep_is_ended_alone_when_the_slab_is_tak
             async def sleep(slab, role, token, release_s):
                 if role != ROLLOUT:
                     return await fall_asleep(slab, role, token, release_s)
-                await hold(bench.orders, neighbour.child.pid, bench.asleep[role])
-                neighbour.is_asleep = True
+                await hold(bench.orders, neighbour.process.child.pid, bench.asleep[role])
+                neighbour.process.is_asleep = True
                 await asyncio.sleep(600)
 
             bench.arbiter._holding = Holding(

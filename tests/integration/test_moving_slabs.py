@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.bench.oversampling import balance_of
-from tests.moving_slabs import JUDGE, double_holders, moving_run
+from tests.moving_slabs import JUDGE, double_holders, moving_run, turning_run
 from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import make_qwen3
 from yatt.obs.story.batch_loads import read_batch_loads
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ITERATIONS, REAL_ITERATIONS = 5, 4
 
 
-def finished(run: RunFile) -> list[dict[str, Any]]:
-    done = yatt("run", str(run.write()))
+def finished(run: RunFile, *command: str) -> list[dict[str, Any]]:
+    done = yatt(*(command or ("run", str(run.write()))))
     assert done.returncode == 0, done.stdout + done.stderr
     events = rows(run.run_dir / "events.jsonl")
     assert double_holders(events) == []
@@ -58,6 +58,30 @@ def check_shared_slabs(events: list[dict[str, Any]]) -> None:
             by_slab.setdefault(event["slab"], []).append(event["holder"])
     assert any({"rollout", JUDGE} <= set(holders) for holders in by_slab.values())
     assert all(holders.count("trainer") >= ITERATIONS for holders in by_slab.values())
+
+
+def test_roles_take_turns_and_a_resumed_run_goes_on_so(tmp_path: Path):
+    """A whole run, and its resumption: walks have neither measured speeds nor the barriers of real nodes."""
+    run = turning_run(tmp_path, 3)
+    run.settings["checkpoint"]["save_every"] = 1
+    finished(run)
+    events = finished(run, "resume", str(run.run_dir), "trainer.total_iterations=5")
+    balance = balance_of(run)
+    assert (balance.sampled, balance.restarted) == (balance.trained + balance.left, 0)
+    trained = {row["training/global_step"]: row for row in rows(run.run_dir / "metrics.jsonl")}
+    splits = {i: (trained[i]["placement/gpu_sets/rollout"], trained[i][f"placement/gpu_sets/{JUDGE}"])
+              for i in range(1, 6)}  # fmt: skip
+    assert splits[1] != (4, 0) and splits[3] == splits[4] == splits[5] == (4, 0), splits
+    turns = {i for i in splits if splits[i] == (4, 0)}
+    begun = [(e["phase"], e["iteration"]) for e in events if e["kind"] == "phase.begin"]
+    assert {i for phase, i in begun if phase == "score"} == turns, "and in these batches only"
+    choices = [e for e in events if e["kind"] == "split.choose"]
+    assert all(e["before"] == {"rollout": 4, JUDGE: 0} for e in choices if e["attempt"] == 2)
+    judged = [e for e in events if e["kind"] == "lease.grant" and e["holder"] == JUDGE and e["attempt"] == 2]
+    assert len({e["slab"] for e in judged}) == 4, "each GPU set has its turn"
+    loads, num_bad = read_batch_loads(run.run_dir / "events.jsonl")
+    assert (len(loads), num_bad) == (2, 0), "`yatt simulate RUN` can use every batch of the newest attempt"
+    assert all(each.roles[role].slabs == 4 for each in loads for role in ("rollout", JUDGE))
 
 
 def test_floors_and_ceilings_hold(tmp_path: Path):

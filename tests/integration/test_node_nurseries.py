@@ -138,10 +138,10 @@ def test_a_start_that_is_abandoned_does_not_end_the_nursery(tmp_path, monkeypatc
             (pid,) = node.pids()
             assert kill(pid, signal.SIGSTOP)  # it is slow
             starting = asyncio.ensure_future(node.supervisor.start(first))
-            while not node.supervisor._beginning:
+            while not any(worker.process.start for worker in node.supervisor.workers.values()):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)  # the order is sent
-            first.is_unwanted = True
+            first.process.is_unwanted = True
             await starting
             assert kill(pid, signal.SIGCONT)
             await node.order(first)

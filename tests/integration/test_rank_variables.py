@@ -48,8 +48,8 @@ async def environments(node: Node) -> dict[str, dict[str, str]]:
         worker = next(each for each in supervisor.workers.values() if each.role == role)
         worker.argv = SLEEPS
         await supervisor.start(worker)
-        assert worker.child is not None
-        pairs = Path(f"/proc/{worker.child.pid}/environ").read_bytes().decode().split("\0")
+        assert worker.process.child is not None
+        pairs = Path(f"/proc/{worker.process.child.pid}/environ").read_bytes().decode().split("\0")
         found[role] = dict(pair.split("=", 1) for pair in pairs if pair)
     await supervisor.close(1.0)
     return found

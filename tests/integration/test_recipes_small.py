@@ -5,13 +5,14 @@ Recipes that differ only in sizes are one run in small: one of these is run, the
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.given_runs import given_row
 from tests.pictures import write_geometry
 from tests.reward_models import make_reward_model
 from tests.runs import ROOT, RunFile, living, rows, yatt
@@ -26,11 +27,14 @@ RUN = (
     "qwen2.5-vl-7b-geo3k",
     "qwen3-30b-a3b",
     "qwen3-8b-distill",
+    "qwen3-8b-dpo",
+    "qwen3-8b-ppo",
     "qwen3-8b-rlhf",
     "qwen3-8b-rule",
+    "qwen3-8b-sft",
     "qwen3-vl-30b-a3b",
 )
-"""Each family, layout, placement and kind of reward once."""
+"""Each family, layout, placement, kind of run and kind of reward once."""
 
 ALIKE = {
     "qwen2.5-7b-rule": ("qwen3-8b-rule", "qwen2.5-7b-genrm"),
@@ -55,7 +59,7 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
     data = [str(folder / ("train.parquet" if "media" in recipe else "train.jsonl"))]
     small = {
         **recipe,
-        "run": {"dir": str(folder / "run"), "deterministic": False},
+        "run": {**recipe["run"], "dir": str(folder / "run"), "deterministic": False},
         "launch": {"nodes": 1, "gpus_per_node": max(2, ranks), "device": "cpu"},
         "data": {"train_files": data, "val_files": data, "max_prompt_tokens": 96},
         "model": {"path": tiny(recipe["model"]["path"], folder / "policy"), "dtype": "float32"},
@@ -73,6 +77,13 @@ def in_small(recipe: dict[str, Any], folder: Path, tiny: Callable[[str, Path], s
          **({} if "kind" in genrm else {"max_tokens": 4, "on_unparsable": "score"})}
         for genrm in recipe.get("genrms", ())
     ]  # fmt: skip
+    if "critic" in recipe:
+        small["critic"] = {**recipe["critic"], "warmup_iterations": 1}
+        small["optimizer"] = {**recipe["optimizer"], "lr_warmup_steps": 0}  # one iteration must show
+        small["rollout"]["n"] = recipe["rollout"]["n"]
+    if "kind" in recipe["run"]:
+        small["rollout"] = {"max_response_tokens": 8}
+        del small["sync"], small["genrms"]
     if "genrm_gpu_sets" in recipe.get("placement", ()):
         small["placement"] = {**recipe["placement"], "genrm_gpu_sets": 1}
     if "val_files" not in recipe["data"]:
@@ -124,16 +135,20 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
     """A whole run: it is the document's promise that the recipe's keys together are a run."""
     run = RunFile(tmp_path)
     tmp_path.mkdir(exist_ok=True)
+    recipe = recipe_of(name)
     questions = [
         {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{n} plus one is"}],
          "reward_model": {"ground_truth": str(n + 1)}, "extra_info": {"index": n}}
         for n in range(12)
     ]  # fmt: skip
+    if "kind" in recipe["run"]:
+        questions = [given_row(number, recipe["run"]["kind"]) for number in range(12)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
     write_geometry(tmp_path / "train.parquet", rows=12)
     shutil.copy(ROOT / "configs/recipes/rewards.py", tmp_path / "rewards.py")
-    settings = in_small(recipe_of(name), tmp_path, tiny_of)
-    settings["rewards"] = [{**each, "path": str(tmp_path / "rewards.py")} for each in settings["rewards"]]
+    settings = in_small(recipe, tmp_path, tiny_of)
+    if "rewards" in settings:
+        settings["rewards"] = [{**each, "path": str(tmp_path / "rewards.py")} for each in settings["rewards"]]
     settings["launch"] |= {"scratch_dir": str(run.scratch), "shm_dir": str(run.shm)}
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -142,22 +157,30 @@ def test_a_recipe_runs_in_small(name: str, tmp_path: Path) -> None:
     assert living(run.run_dir) == {}
     trained = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
     assert [row["training/global_step"] for row in trained] == [1, 2]
-    named = [each["name"] for key in ("rewards", "genrms") for each in settings[key]]
+    named = [each["name"] for key in ("rewards", "genrms") for each in settings.get(key, ())]
     assert all(f"critic/score/{name}/mean" in row for row in trained for name in named)
     checks = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "weights.check"]
-    assert {e["policy_version"] for e in checks} == {0, 1, 2}
+    assert {e["policy_version"] for e in checks} == (set() if "kind" in recipe["run"] else {0, 1, 2})
     assert all(e["difference"] < 1e-5 for e in checks), "the engines have all tensors of every version"
     check_export(tmp_path / "policy", run.run_dir / "model")
+    if "critic" in recipe:
+        done = yatt("ckpt", "export", str(run.run_dir), str(tmp_path / "critic"), "--critic")
+        assert done.returncode == 0 and "the critic's weights of iteration 2" in done.stdout, done.stderr
+        check_export(tmp_path / "policy", tmp_path / "critic", head={"score.weight"})
 
 
-def check_export(policy: Path, model: Path) -> None:
-    """The trained model has the policy's tensors; the last expert or layer is another one, a tower is not."""
+def check_export(policy: Path, model: Path, head: Set[str] = frozenset()) -> None:
+    """The trained model has the policy's tensors, or another head; the last expert or layer is another one, a
+    tower is not."""
     from safetensors import safe_open
 
     (weights,) = model.glob("*.safetensors")
     with safe_open(weights, "pt") as trained, safe_open(policy / "model.safetensors", "pt") as first:
-        assert set(trained.keys()) == set(first.keys())
-        same = {key for key in first.keys() if trained.get_tensor(key).equal(first.get_tensor(key))}  # noqa: SIM118 (not a dict)
+        names = set(first.keys())
+        assert set(trained.keys()) == ((names - {"lm_head.weight"}) | head if head else names)
+        same = {
+            key for key in names & {*trained.keys()} if trained.get_tensor(key).equal(first.get_tensor(key))
+        }
         tower = {key for key in trained.keys() if key.startswith("visual.")}  # noqa: SIM118 (not a dict)
         assert tower <= same
         last = max(k for k in {*first.keys()} - tower if k.endswith("mlp.up_proj.weight") or ".experts." in k)

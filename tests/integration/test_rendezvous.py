@@ -50,11 +50,11 @@ async def met(nodes: list[Node], counts: "Counter[str]") -> None:
     peers = []
     for each in found:
         peers.append(Peers())
-        peers[-1].dial_with(each.dial)
+        peers[-1].lines.dial_with(each.dial)
     answers = await asyncio.gather(*(each.request(0, m.Stop(), LIMIT_S) for each in peers[1:]))
     assert answers == [m.Done()] * len(peers[1:])
     for meeting, each in zip(found, peers, strict=True):
-        await each.close()
+        await each.lines.close()
         await meeting.channel.close()
     context.term()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tests.runs import HANG_S
 from tests.tiny_models import make_scripted_model
 from tests.worker_process import worker_with_server, write_run
 from yatt.errors import EXIT_USER_MISTAKE
+from yatt.judging.outside import packed_group, unpacked_questions, unpacked_scores, way_name
+from yatt.judging.protocol import Answer, JudgedGroup
 from yatt.records import message as m
 
 FUNCTIONS = """
@@ -127,6 +130,21 @@ async def judged_slowly(data_source, solution_str, ground_truth, extra_info, pro
     if solution_str == "rest":
         await asyncio.sleep(60)
     return float(first == "yes")
+
+class Own:
+    def questions(self, group):
+        if group.prompt == "fails":
+            return 1 / 0
+        text = f"{group.row['extra_info']['value']} {group.completions[0]}"
+        return [Question(key="one", fields={"text": text}, about=(0,))]
+
+    def read(self, group, answers):
+        return GroupScores(scores=tuple(answers["one"].value for _ in group.completions))
+
+def own(genrm):
+    from yatt.judging.protocol import GroupScores, Question
+    globals().update(GroupScores=GroupScores, Question=Question)
+    return Own()
 """
 NAMES = ["patient", "endless", "broken", "leaving", "wordless", "typed", "quitting", "cancelled", "halved"]
 NAMES += ["unprintable"]
@@ -173,12 +191,14 @@ def run(tmp_path):
     answering = {"path": str(file), "timeout_s": 0.5, "kwargs": {"hint": "try"}}
     slow = genrm | {"name": "slow", "function": "judged_slowly", "timeout_s": 0.5}
     stubborn = genrm | {"name": "stubborn", "function": "judged_stubbornly", "timeout_s": 2.0}
+    mine = pointwise | {"name": "own", "path": str(file), "function": "own", "judging": {"by": "own"}}
+    mine |= {"template": "{text}", "timeout_s": 5.0}
     data = {"train_files": [str(DATA)]}
     return write_run(
         tmp_path,
         {
             "rewards": rewards,
-            "genrms": [genrm, pointwise, slow, stubborn],
+            "genrms": [genrm, pointwise, slow, stubborn, mine],
             "data": data,
             "environment": answering,
         },
@@ -285,6 +305,26 @@ def test_a_verdict_is_read_where_it_can_be_killed(run):
         assert (await server.order(order("template", completion="none"))) == m.Failed(
             error="no verdict", exit_code=2
         )
+
+    over_rewards(run, scene)
+
+
+def test_a_way_of_judging_gives_questions_about_its_row_and_scores(run):
+    group = JudgedGroup(prompt="p", ground_truth="", data_source="", completions=("4", "5"), indexes=(0, 1))
+
+    def asked(prompt="p", answers=None):
+        payload = packed_group(replace(group, prompt=prompt), answers)
+        return m.JudgeGroup(reward=way_name("own"), payload=payload, row=order("own").row)
+
+    async def scene(server):
+        (question,) = unpacked_questions((await server.order(asked())).payload)
+        assert (question.key, question.fields, question.about) == ("one", {"text": "0.25 4"}, (0,))
+        scored = await server.order(asked(answers={"one": Answer(votes=(0.25, 0.75))}))
+        assert unpacked_scores(scored.payload).scores == (0.5, 0.5)
+        failed = await server.order(asked("fails"))
+        assert failed.user and "/rewards.py:own failed at " in failed.error
+        assert "ZeroDivisionError" in failed.error
+        assert (await server.order(order("template", completion="score: 7"))).score == 7.0
 
     over_rewards(run, scene)
 

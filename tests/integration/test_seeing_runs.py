@@ -183,9 +183,9 @@ def test_an_environment_answers_with_pictures_that_are_learnt_from(tmp_path: Pat
     }  # fmt: skip
     service = Service(lambda number: says(f"score: {number % 3}"))
     config["genrms"] = [
-        {"name": "far", "model": "m", "api": {"url": service.url}, "sees": "all", "judging": "listwise",
-         "template": "{prompt}: {completions}", "verdict": {"pattern": "score: ([0-9])"},
-         "on_unparsable": "score"}
+        {"name": "far", "model": "m", "api": {"url": service.url}, "sees": "all",
+         "judging": {"by": "listwise"}, "template": "{prompt}: {completions}",
+         "verdict": {"pattern": "score: ([0-9])"}, "on_unparsable": "score"}
     ]  # fmt: skip
     try:
         live_through(tmp_path, config, n=2)

@@ -18,7 +18,7 @@ from yatt.checkpoint.convert.copying import copy_to_store
 from yatt.checkpoint.store.store import FolderStore, Store, open_store
 from yatt.checkpoint.store.unfinished import abort_uploads
 from yatt.errors import StoreUnreachable, YattError
-from yatt.records.cluster import StateFile
+from yatt.records.shards import StateFile
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALWAYS = 10**6

@@ -77,9 +77,10 @@ def test_a_run_under_nohup_takes_no_notice_of_a_closed_terminal(tmp_path: Path) 
         known = iterations(run)
         wait_for(lambda: iterations(run) >= known + 2, timeout_s=60, what="going on")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
     assert process.returncode == EXIT_WILL_CONTINUE
+    assert said.decode().count("stopping: the work is saved first; a second signal") == 1

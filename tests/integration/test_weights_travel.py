@@ -149,7 +149,7 @@ async def lines_between(members: list[Member], folder: Path) -> AsyncIterator[No
             if other != member.node.index:
                 socket = calling_socket(context, address, f"node{member.node.index}", keys)
                 line = Channel(socket, attempt=1, handler=member.answer, peer=f"node{other}")
-                member.peers.lines[f"node{other}"] = line
+                member.peers.lines.open[f"node{other}"] = line
                 channels.append(line)
     try:
         yield

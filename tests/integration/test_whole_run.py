@@ -304,7 +304,8 @@ def test_a_function_ranks_groups_and_judges_compare_them_one_behind_a_url(tmp_pa
     (tmp_path / "ranks.py").write_text(RANKS)
     service = Service(lambda number: (503, {}, b"") if number % 9 == 0 else says(f"[[{'AB'[number % 2]}]]"))
     pair = {
-        "judging": "pairwise", "template": "{prompt}|{completion_a}|{completion_b}", "pairs": "circular",
+        "judging": {"by": "pairwise", "pairs": "circular"},
+        "template": "{prompt}|{completion_a}|{completion_b}",
         "on_unparsable": "score", "unparsable_score": 0.5,
     }  # fmt: skip
     run = RunFile(tmp_path, {

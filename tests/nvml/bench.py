@@ -94,7 +94,7 @@ class Bench:
         )  # fmt: skip
 
     def pid(self, role):
-        return next(w for w in self.supervisor.of(role, self.slab)).child.pid
+        return next(w for w in self.supervisor.of(role, self.slab)).process.child.pid
 
     def told(self, kind):
         return [event for line in self.lines if (event := json.loads(line))["kind"] == kind]
@@ -109,13 +109,13 @@ class Bench:
 
     async def _restart(self, worker, token):
         await self.supervisor.start(worker)
-        worker.is_asleep, worker.has_computed = False, self.computes
-        await hold(self.orders, worker.child.pid, self.awake)
+        worker.process.is_asleep, worker.process.has_computed = False, self.computes
+        await hold(self.orders, worker.process.child.pid, self.awake)
 
     async def _sleep(self, slab, role, token, _release_s):
         for worker in self.supervisor.of(role, slab):
-            await hold(self.orders, worker.child.pid, self.asleep[role])
-            worker.is_asleep = True
+            await hold(self.orders, worker.process.child.pid, self.asleep[role])
+            worker.process.is_asleep = True
 
     async def _watch_exits(self):
         while True:

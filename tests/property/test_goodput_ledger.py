@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.obs_runs import BEGAN_S, event, make_run
+from tests.obs_runs import BEGAN_S, event, logged, make_run
 from yatt.config.sections.operation import CheckpointSection
 from yatt.core.figures.goodput import CATEGORIES, QUEUE, RUN, START_UP, Now, goodput_seconds
 from yatt.obs.story.account import AccountFold, account_of, facts_of
-from yatt.obs.story.events import as_event
 from yatt.obs.story.history import attempts_of, read_events
 from yatt.obs.story.spans import AttemptRecord, SpanFold, attempt_spans
 from yatt.obs.story.view import RunView
@@ -86,8 +85,8 @@ class Script:
 
 def folded(events, facts=None) -> tuple:
     folds: dict[int, SpanFold] = {}
-    for each in events:
-        folds.setdefault(each["attempt"], SpanFold()).take(each)
+    for each in logged(*events):
+        folds.setdefault(each.attempt, SpanFold()).take(each)
     return tuple(attempt_spans(folds, facts or {}).values())
 
 
@@ -116,7 +115,7 @@ def last_moment(spans, now) -> float:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_run_that_is_cut_at_any_line_keeps_its_sum(seed: int) -> None:
     events = Script(seed).run(attempts=3, iterations=4)
-    assert len(events) > 100 and all(as_event(each) for each in events)
+    assert len(events) > 100 and logged(*events)
     before_s = 0.0
     for end in range(len(events) + 1):
         spans = folded(events[:end])

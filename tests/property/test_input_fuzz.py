@@ -451,7 +451,11 @@ def test_a_damaged_parquet_file_is_refused_by_name_or_read_as_pyarrow_reads_it(t
             what += f": {mutated(path, chance, is_json=False)}"
         if refusal(lambda: check_rows((str(path),), DATA), what, path):
             return False
-        same_rows(path, parquet.ParquetFile(path).read().to_pylist(), tmp_path, what)
+        try:
+            rows = parquet.ParquetFile(path).read().to_pylist()
+        except pyarrow.ArrowException:  # in a column that a run does not read
+            return True
+        same_rows(path, rows, tmp_path, what)
         return True
 
     repeated(one, SEED + 3)

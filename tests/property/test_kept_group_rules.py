@@ -249,5 +249,5 @@ def test_a_stale_attempt_removes_no_files_of_a_newer_one() -> None:
 
 
 def test_carried_over_prompts_are_on_the_shard_that_has_them() -> None:
-    share = Share(shard=1, num_shards=2, next_number=11, most=2, unfinished=frozenset({4}))
+    share = Share(shard=1, num_shards=2, next_number=11, most=2, others=frozenset({4}))
     assert [n for n in range(20) if share.has(n)] == [4, 11, 13]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.control.engine_stand_in import completion
+from tests.unit.control.engine_stand_in import completion, rows_of
 from tests.unit.core.test_placement import disaggregated
 from yatt.adapters.net.channel import Channel
 from yatt.config.schema import RunConfig
@@ -30,18 +30,21 @@ from yatt.records import message as m
 from yatt.records.cluster import EngineRoom
 
 STOPPED, ABORTED, FAILED = "stop", "abort", "failed"
+WATCHED = (3, 5)
 MOST_MESSAGES = 400
 """More messages than any schedule needs: a request that is sent to and fro for ever exceeds them."""
 
 
 @dataclass
 class Kinds:
-    """The classes of a world, of which a planted mistake replaces one, and `rollout.max_retries`."""
+    """The classes of a world, of which a planted mistake replaces one, `rollout.max_retries`, and the role
+    that is asked."""
 
     router: type[Router] = Router
     engines: type[LocalEngines] = LocalEngines
     announcer: type[RoomAnnouncer] = RoomAnnouncer
     retries: int = 3
+    role: str = ROLLOUT
 
 
 @dataclass
@@ -197,7 +200,7 @@ class World:
     async def _wake(self, index: int) -> None:
         at = self.places[index]
         at.stage = "awake"
-        await at.engines.add(at.address, ROLLOUT, at.node.slabs[0], 1)
+        await at.engines.add(at.address, self._kinds.role, at.node.slabs[0], 1)
 
     async def _drain(self, index: int) -> None:
         """As `Workers.sleep` begins."""
@@ -228,7 +231,7 @@ class World:
     async def _abort(self, _: None) -> None:
         self.is_aborted = True
         for asker in self.askers:
-            await self.places[asker].router.abort(ROLLOUT)
+            await self.places[asker].router.abort(self._kinds.role)
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -254,7 +257,8 @@ class World:
 
     def _node_key(self, at: Place) -> object:
         requests = [
-            (sample_name(key), each.engine, each.is_aborted) for key, each in at.engines._requests.items()
+            (sample_name(key), each.engine, each.is_aborted)
+            for key, each in at.engines._requests.by_key.items()
         ]
         return at.stage, requests, [sample_name(key) for key in at.hands.running], at.engines.version
 
@@ -273,7 +277,7 @@ class World:
         )  # fmt: skip
         hands, peers, progress = Hands(), Peers(), Progress(int)
         self.peers[index] = peers
-        peers.dial_with(lambda name, _: self._dial(index, int(name.removeprefix("node"))))
+        peers.lines.dial_with(lambda name, _: self._dial(index, int(name.removeprefix("node"))))
         engines = self._kinds.engines(hands, self._config)  # type: ignore[arg-type]
         hands.completed = engines.completed
         router = self._kinds.router(node, engines, peers, progress)
@@ -293,18 +297,26 @@ class World:
             self.queues[receiver, sender].append(Mail(answer, mail.asked, is_answer=True))
 
     async def _ask(self, name: str, router: Router) -> None:
-        """As `Episodes` does: a completion whose engine was put to sleep is continued while sampling may."""
-        reason, part = m.MOVED, 0
-        while reason == m.MOVED and not (part and self.is_aborted):
+        """As `Episodes` does: a completion whose engine was put to sleep is continued while sampling may. A
+        verdict is not: it comes whole. Log-probs of watched tokens are joined as tokens are."""
+        reason, part, role, tokens, rows = m.MOVED, 0, self._kinds.role, b"", b""
+        while reason == m.MOVED and not (part and (self.is_aborted or role != ROLLOUT)):
             sample = m.SampleRequest(
                 request_id=f"{name}/{part}", prompt_ids=m.pack_ids([1]), seed=1, temperature=1.0, top_p=1.0,
-                top_k=-1, max_tokens=4, group=name.partition(":")[0],
+                top_k=-1, max_tokens=4, group=name.partition(":")[0], watched=WATCHED,
             )  # fmt: skip
             try:
-                reason = (await router.complete(ROLLOUT, sample)).finish_reason
+                completed = await router.complete(role, sample)
+                reason, tokens, rows = (
+                    completed.finish_reason,
+                    tokens + completed.token_ids,
+                    rows + completed.watched,
+                )
             except Exception as error:  # noqa: BLE001 (looked at)
                 reason = f"{FAILED}: {error}"
             part += 1
+        if rows != rows_of(sample, m.unpack_ids(tokens)):
+            reason = f"{FAILED}: log-probs of watched tokens are lost"
         self.results[name].append(reason)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

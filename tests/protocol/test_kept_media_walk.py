@@ -5,7 +5,7 @@ goes first and no more than needed, and a refusal is true. Planted mistakes show
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,6 +15,7 @@ from yatt.core.samples.kept_media import MediaCache, NoRoom
 SIZES = {"a": 1, "b": 1, "c": 2, "d": 3}
 ORDERS = (1, 2)
 LIMIT = 4
+IsHeld = Callable[[str], bool]
 
 
 @dataclass
@@ -27,19 +28,21 @@ class World:
     needs: dict[int, set[str]] = field(default_factory=dict)
     writing: dict[str, int] = field(default_factory=dict)  # digest: order
     has_lowered: bool = False
+    opening: set[str] = field(default_factory=set)
+    """Files that an engine is about to open."""
 
     def key(self) -> tuple:
         needs = tuple(sorted((order, tuple(sorted(held))) for order, held in self.needs.items()))
         return (
             tuple(self.recent), needs, tuple(sorted(self.writing.items())), self.cache.limit_bytes,
-            self.has_lowered,
+            self.has_lowered, tuple(sorted(self.opening)),
         )  # fmt: skip
 
     def used(self) -> int:
         return sum(self.files.values()) + sum(SIZES[digest] for digest in self.writing)
 
     def held(self) -> set[str]:
-        return set().union(*self.needs.values())
+        return self.opening.union(*self.needs.values())
 
 
 def begin(world: World, order: int) -> None:
@@ -66,7 +69,7 @@ def use(world: World, order: int, digest: str) -> None:
     size, before = SIZES[digest], world.used()
     free = [each for each in world.recent if each not in world.held()]
     try:
-        victims = world.cache.reserve_room(order, digest, size)
+        victims = world.cache.reserve_room(order, digest, size, world.opening.__contains__)
     except NoRoom as refusal:
         others = world.used() - sum(SIZES[each] for each in free)
         assert others + size > world.cache.limit_bytes, "refused, though there is room"
@@ -75,7 +78,7 @@ def use(world: World, order: int, digest: str) -> None:
         return
     for victim in victims:
         assert victim in world.files, "a file that is not there is removed"
-        assert victim not in world.held(), "a file that an order needs is evicted"
+        assert victim not in world.held(), "a file that an order or an engine needs is evicted"
         world.recent.remove(victim)
         del world.files[victim]
     assert list(victims) == free[: len(victims)], "not the least recently used"
@@ -111,8 +114,14 @@ def vanish(world: World, digest: str) -> None:
     world.cache.forget_file(digest)
     world.recent.remove(digest)
     del world.files[digest]
+    world.opening.discard(digest)
     for needed in world.needs.values():
         needed.discard(digest)
+
+
+def opens(world: World, digest: str) -> None:
+    """An engine is about to open a file, or has opened it."""
+    world.opening ^= {digest}
 
 
 def moves(world: World) -> Iterator[tuple]:
@@ -130,6 +139,8 @@ def moves(world: World) -> Iterator[tuple]:
             yield full, digest
     if world.files:
         yield vanish, min(world.files)
+    for digest in {*list(world.files)[:1], *world.opening}:
+        yield opens, digest
 
 
 def walk(kind: type[MediaCache]) -> int:
@@ -191,9 +202,14 @@ class KeepsHolding(MediaCache):
         self._orders[order + 10] = self._orders.pop(order)
 
 
+class EvictsWhatIsOpened(MediaCache):
+    def reserve_room(self, order: int, digest: str, size: int, is_held: IsHeld) -> tuple[str, ...]:
+        return super().reserve_room(order, digest, size, lambda _: False)
+
+
 class EvictsAll(MediaCache):
-    def reserve_room(self, order: int, digest: str, size: int) -> tuple[str, ...]:
-        victims = super().reserve_room(order, digest, size)
+    def reserve_room(self, order: int, digest: str, size: int, is_held: IsHeld) -> tuple[str, ...]:
+        victims = super().reserve_room(order, digest, size, is_held)
         more = self._evictable() if victims else []
         for each in more:
             del self._sizes[each]
@@ -201,9 +217,9 @@ class EvictsAll(MediaCache):
 
 
 class AlwaysFinal(MediaCache):
-    def reserve_room(self, order: int, digest: str, size: int) -> tuple[str, ...]:
+    def reserve_room(self, order: int, digest: str, size: int, is_held: IsHeld) -> tuple[str, ...]:
         try:
-            return super().reserve_room(order, digest, size)
+            return super().reserve_room(order, digest, size, is_held)
         except NoRoom:
             raise NoRoom(is_final=True) from None
 
@@ -215,8 +231,8 @@ class LowersNothing(MediaCache):
 
 @pytest.mark.parametrize(
     "planted",
-    [EvictsHeld, EvictsNewest, ForgetsReservations, IgnoresUse, HoldsNothing, KeepsHolding, EvictsAll,
-     AlwaysFinal, LowersNothing],
+    [EvictsHeld, EvictsNewest, ForgetsReservations, IgnoresUse, HoldsNothing, KeepsHolding,
+     EvictsWhatIsOpened, EvictsAll, AlwaysFinal, LowersNothing],
 )  # fmt: skip
 def test_the_walk_sees_a_planted_mistake(planted: type[MediaCache]) -> None:
     with pytest.raises(AssertionError):
@@ -224,11 +240,11 @@ def test_the_walk_sees_a_planted_mistake(planted: type[MediaCache]) -> None:
 
 
 def test_files_of_an_earlier_process_are_taken_over_while_there_is_room() -> None:
-    cache = MediaCache(3)
+    cache, is_opened = MediaCache(3), frozenset[str]().__contains__
     assert [cache.adopt_file(name, SIZES[name]) for name in "abc"] == [True, True, False]
     cache.begin_order(1)
-    assert cache.reserve_room(1, "c", 2) == ("a",), "those are evicted like others"
+    assert cache.reserve_room(1, "c", 2, is_opened) == ("a",), "those are evicted like others"
     with pytest.raises(ValueError, match="once"):
-        cache.reserve_room(1, "c", 2)
+        cache.reserve_room(1, "c", 2, is_opened)
     with pytest.raises(NoRoom):
-        cache.reserve_room(9, "d", 1)
+        cache.reserve_room(9, "d", 1, is_opened)

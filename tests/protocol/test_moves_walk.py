@@ -1,5 +1,5 @@
-"""All orders of events of shared slabs, with nodes that are slow, lost and back; planted mistakes must be
-caught."""
+"""All orders of events of shared slabs, with nodes that are slow, lost and back, and with batches in turns;
+planted mistakes must be caught."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class World:
     orders: frozenset[tuple[Slab, str, int]] = frozenset()
     opening: int = 0
     losses: int = 0
-    overtaken: int = 0
+    overtaken: int = 0  # orders, so far
     unfit: int = 0
 
     @property
@@ -36,7 +36,7 @@ class World:
         moves, table = self.moves, tuple(self.moves.table[slab] for slab in SLABS)
         late = frozenset((slab, role, number == self.opening) for slab, role, number in self.orders)
         counts = self.losses, self.overtaken, self.unfit
-        leader = table, moves.moving, moves.changed, moves.unfit, moves.lost, moves.is_open
+        leader = table, moves.moving, moves.changed, moves.unfit, moves.lost, moves.is_open, moves.takes_turns
         return leader, self.held, late, counts
 
 
@@ -47,14 +47,24 @@ def lives(world: World, slab: Slab) -> bool:
 class Walk:
     """Visits every reachable world; `faults` has what is wrong in them."""
 
-    def __init__(self, step: Step, *, has_barriers: bool = True, rules: MoveRules = RULES) -> None:
+    def __init__(
+        self,
+        step: Step,
+        *,
+        has_barriers: bool = True,
+        rules: MoveRules = RULES,
+        turned: Callable[[Moves], Moves] | None = None,
+        **spent: int,
+    ) -> None:
         self._step, self._most_losses, self._has_barriers, self._rules = step, 1, has_barriers, rules
+        self._turned = turned
+        self._first = World(START, tuple(START.table[slab] for slab in SLABS), **spent)
         self.faults: set[str] = set()
         self.num_worlds = 0
 
     def run(self) -> "Walk":
         """Ends with the first fault."""
-        seen, left = set[object](), deque([World(START, tuple(START.table[slab] for slab in SLABS))])
+        seen, left = set[object](), deque([self._first])
         while left and not self.faults:
             world = left.popleft()
             if world.key in seen:
@@ -85,6 +95,9 @@ class Walk:
             at = tuple(world.moves.table[s] if lives(world, s) else "" for s in SLABS)
             opened = self._after(replace(world, held=at), core.TableOpened())
             found.append(replace(opened, opening=world.opening + 1))
+            found += [replace(world, moves=self._turned(world.moves))] if self._turned else []
+            if world.moves.takes_turns and not world.moves.lost:  # the policy ends it
+                found.append(replace(world, moves=core.with_table(world.moves, START.table)))
         found += [self._delivered(world, order) for order in world.orders]
         if not world.overtaken:
             once = replace(world, overtaken=1)
@@ -136,6 +149,9 @@ class Walk:
 
     def _check(self, world: World) -> None:
         moves = world.moves
+        if moves.takes_turns:
+            self._check_turns(moves)
+            return
         for role in (A, B):
             can_be_repaired = not world.orders or any(len(moves.there(other)) > 1 for other in (A, B))
             if len(moves.of(role)) < 1 and can_be_repaired:
@@ -147,6 +163,15 @@ class Walk:
             is_settled = moves.is_open and lives(world, slab) and slab not in moves.moving
             if is_settled and held != moves.table[slab]:
                 self.faults.add("a settled slab is not where the table says")
+
+    def _check_turns(self, moves: Moves) -> None:
+        """A batch in turns: nothing moves, and every slab can have either role."""
+        if moves.is_open:
+            self.faults.add("the table is open for a batch in turns")
+        if set(moves.table.values()) != {A}:
+            self.faults.add("a batch in turns, and rollout has not every slab")
+        if moves.unfit:
+            self.faults.add("a batch in turns, and an engine cannot be built somewhere")
 
     def _check_order(self, before: Moves, after: Moves, order: OrderMove, event: core.MoveEvent) -> None:
         if not after.is_open:
@@ -176,6 +201,15 @@ def test_no_order_of_events_breaks_the_rules(has_barriers: bool, floors: dict[st
     walk = Walk(core.step, has_barriers=has_barriers, rules=replace(RULES, least=floors)).run()
     assert not walk.faults
     assert walk.num_worlds > (1000 if floors[A] == 1 else 100)
+
+
+@pytest.mark.parametrize("spent", [{"losses": 1}, {"unfit": 1}])
+def test_no_order_of_events_breaks_the_rules_of_batches_in_turns(spent: dict[str, int]):
+    """They begin and end between any two batches, and an engine cannot be built, or a node is lost: both, and
+    orders that are overtaken, would be too many worlds."""
+    walk = Walk(core.step, turned=core.with_turns, overtaken=1, **spent).run()
+    assert not walk.faults
+    assert walk.num_worlds > 1000
 
 
 def believing(**believed: object) -> Step:
@@ -256,6 +290,50 @@ def forgets_the_table(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> 
 )  # fmt: skip
 def test_planted_mistakes_are_caught(mistaken: Step):
     assert Walk(mistaken).run().faults
+
+
+def repairs_a_batch_in_turns(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    """A late answer gives the GenRM its floor again, in the middle of the batch."""
+    if isinstance(event, core.MoveAnswered) and moves.takes_turns:
+        after, orders = core.step(replace(moves, takes_turns=False), event, rules)
+        return replace(after, takes_turns=True), orders
+    return core.step(moves, event, rules)
+
+
+def opens_for_a_batch_in_turns(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    after, orders = core.step(replace(moves, takes_turns=False), event, rules)
+    return replace(after, takes_turns=moves.takes_turns and after.takes_turns), orders
+
+
+def goes_on_in_turns(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    """After an engine could not be built."""
+    after, orders = core.step(moves, event, rules)
+    return replace(after, takes_turns=moves.takes_turns), orders
+
+
+def ends_turns_without_floors(moves: Moves, event: core.MoveEvent, rules: MoveRules) -> core.Result:
+    if isinstance(event, core.NodeGone | core.NodeBack) and moves.takes_turns:
+        after, _ = core.step(moves, event, rules)
+        return replace(after, table=moves.table), ()
+    return core.step(moves, event, rules)
+
+
+def turns_where_an_engine_is_unfit(moves: Moves) -> Moves:
+    return replace(core.with_turns(replace(moves, unfit=frozenset())), unfit=moves.unfit)
+
+
+def test_turns_begin_only_where_every_slab_can_have_every_role():
+    assert Walk(core.step, turned=turns_where_an_engine_is_unfit).run().faults
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        repairs_a_batch_in_turns, opens_for_a_batch_in_turns, goes_on_in_turns, ends_turns_without_floors,
+    ],
+)  # fmt: skip
+def test_planted_mistakes_about_turns_are_caught(mistaken: Step):
+    assert Walk(mistaken, turned=core.with_turns).run().faults
 
 
 def test_a_new_table_changes_as_few_slabs_as_possible_and_prefers_engines_that_are_built():

@@ -6,6 +6,7 @@ saves each of three iterations, or by time, whose uploads end or fail at any mom
 late.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,9 +51,26 @@ SAVING = Program(
     num_scorings=0,
     exports=True,
 )
+SPLIT = replace(PROGRAM, num_scorings=2, total_iterations=1, save_every=0, validates=False)
+"""Batches are scored meanwhile, or roles take turns, as the leader chooses for each one."""
+
 GIVEN = replace(
     PROGRAM, save_every=1, validate_every=1, num_scorings=0, exports=True, is_static=True, has_engines=False
 )
+EVALUATED = Program(
+    nodes=frozenset({0, 1, 2}),
+    trainer_nodes=frozenset({0}),
+    pools={"rollout": frozenset({0, 1, 2}), "genrm:judge": frozenset({1, 2})},
+    total_iterations=0,
+    save_every=0,
+    validate_every=0,
+    validates=True,
+    num_scorings=1,
+    exports=True,
+    trains=False,
+)
+"""Prompts on one node, and engines of which each role has its turn."""
+
 TIMED = replace(SAVING, save_every=0, save_every_s=1.0, exports=False)
 PLAIN = replace(SAVING, exports=False)
 LATEST_S = 2
@@ -60,6 +78,8 @@ LATEST_S = 2
 
 Step = Callable[[RunState, phases.Event, Program], phases.Result]
 NEEDS_TRAINER = {Phase.BUILD, Phase.TRAIN, Phase.SAVE, Phase.PUBLISH, Phase.EXPORT}
+OF_LEADER = (Phase.JOIN, Phase.EXPORT)  # in an evaluation
+OF_TRAINING = {Phase.PUBLISH, Phase.ROLLOUT, Phase.TRAIN, Phase.SAVE, Phase.COMMIT}
 OF_ENGINES = {Phase.PUBLISH, Phase.SYNC, Phase.SCORE}
 TRAINER, ENGINES, JUDGES = "trainer", "engines", "judges"
 
@@ -80,6 +100,8 @@ class World:
     ready: frozenset[tuple[int, int]] = frozenset()  # that have said so
     new: frozenset[int] = frozenset()  # nodes that were admitted and have entered no phase yet
     again_left: int = 1
+    unscored: tuple[int, ...] = ()  # scoring phases that the batch has still to go through, in order
+    has_turned: bool = False
     stop_left: int = 1
     acts_after_stop: tuple[Phase, ...] = ()
     fails_after_stop: int = 0
@@ -101,9 +123,9 @@ class World:
 def kind_of(phase: Phase, node: int, program: Program) -> str:
     if not program.has_engines:
         return TRAINER
-    if program.pools:
+    if program.pools and program.trains:
         return TRAINER if node in program.trainer_nodes else ENGINES
-    if phase in NEEDS_TRAINER:
+    if phase in NEEDS_TRAINER and program.trains:
         return TRAINER
     return JUDGES if phase is Phase.SCORE else ENGINES
 
@@ -148,6 +170,8 @@ def admit(world: World, action: phases.Admit) -> World:
     its = (action.node, action.life)
     assert its in world.ready, f"{action}, which is not ready"
     assert action.life == world.lives[action.node], f"{action}, which is over"
+    acting = world.acting is not None and world.acting.phase
+    assert acting is not Phase.SCORE, f"{action} with engines that sample, while judges score"
     holder = tuple(ENGINES if node == action.node else held for node, held in enumerate(world.holder))
     return changed(
         world, holder=holder, lost=world.lost - {action.node}, ready=world.ready - {its},
@@ -174,7 +198,7 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         assert len(block & there) in (0, len(block)), f"{act.phase} acts with a part of {sorted(block)}"
     for role, pool in program.pools.items():
         assert pool & there or world.state.stop, f"{act.phase} acts without anybody to run {role}"
-    for node in there if act.phase is not Phase.JOIN else ():
+    for node in there if act.phase not in ((Phase.JOIN,) if program.trains else OF_LEADER) else ():
         held = world.holder[node]
         assert held == kind_of(act.phase, node, program), f"{act.phase} acts, node {node} held by '{held}'"
         is_entered = (node, act.seq - 1) in world.done or (program.is_static and act.phase is not Phase.BUILD)
@@ -196,9 +220,20 @@ def begin_act(world: World, act: phases.Act, program: Program) -> World:
         assert not world.in_flight, "two saves are in flight"
         assert act.iteration not in world.committed, f"iteration {act.iteration} is saved twice"
         assert world.trained[-1:] == (act.iteration,), "a save of something that was not trained"
+    assert program.trains or act.phase not in OF_TRAINING, f"{act.phase} acts in an evaluation"
     if act.phase is Phase.EXPORT:
-        assert not world.exported and world.committed[-1:] == (program.total_iterations,), "an early export"
-    return changed(world, acting=act)
+        is_due = world.committed[-1:] == (program.total_iterations,) if program.trains else world.validated
+        assert not world.exported and is_due, "an early export"
+    has_turns = program is SPLIT or not program.trains
+    return changed(world, acting=act, unscored=unscored_after(world, act) if has_turns else ())
+
+
+def unscored_after(world: World, act: phases.Act) -> tuple[int, ...]:
+    if act.phase is not Phase.SCORE:
+        assert not world.unscored, f"{act.phase} before the batch is scored"
+        return ()
+    assert world.unscored[:1] == (act.scoring,), f"a scoring phase out of turn: {act}, {world.unscored}"
+    return world.unscored[1:]
 
 
 def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World:
@@ -211,7 +246,8 @@ def carry_out(world: World, order: phases.PhaseOrder, program: Program) -> World
             held for node, held in enumerate(holder)
             if held and held != kind_of(order.phase, node, program) and node not in world.lost
         }  # fmt: skip
-        assert not others, f"node {order.node} enters {order.phase} while another is held by {others}"
+        is_heard = order.node not in world.lost  # else its engines get no requests
+        assert not (others and is_heard), f"node {order.node} enters {order.phase}, others hold {others}"
         holder[order.node] = wanted
     answered = phases.OrderAnswered(order.node, order.seq)
     return changed(
@@ -276,10 +312,15 @@ def returns(world: World, step: Step, program: Program) -> Iterator[World]:
 
 
 def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> Iterator[World]:
-    for again in (False, True) if world.again_left and act.phase is Phase.SCORE else (False,):
+    if program is SPLIT and act.phase is Phase.ROLLOUT:
+        yield from ends_of_rollout(world, act, step)
+        return
+    may_lack = world.again_left and act.phase is Phase.SCORE and program.trains
+    for again in (False, True) if may_lack else (False,):
         done = changed(world, acting=None, again_left=world.again_left - again)
         if act.phase is Phase.VALIDATE:
-            done = changed(done, validated=(*world.validated, act.iteration))
+            unscored = () if program.trains else tuple(range(program.num_scorings))
+            done = changed(done, validated=(*world.validated, act.iteration), unscored=unscored)
         if act.phase is Phase.SAVE:
             done = changed(done, in_flight=act.iteration, taken=(*world.taken, act.iteration))
         if act.phase is Phase.EXPORT:
@@ -290,6 +331,18 @@ def ends_of_act(world: World, act: phases.Act, step: Step, program: Program) -> 
             if program.save_every_s and act.phase is Phase.TRAIN and not after.state.stop:
                 check_save_by_time(after, program)
             yield after
+
+
+def ends_of_rollout(world: World, act: phases.Act, step: Step) -> Iterator[World]:
+    """The batch is scored already, or in turns; the leader says the same for all of a batch."""
+    for takes_turns in (False, True) if world.again_left else (world.has_turned,):
+        for again in (False, True) if world.again_left and not takes_turns else (False,):
+            done = changed(
+                world, acting=None, again_left=world.again_left - again, has_turned=takes_turns,
+                unscored=(0, 1) if takes_turns else (),
+            )  # fmt: skip
+            event = phases.Acted(act.seq, again=again, takes_turns=takes_turns)
+            yield apply(done, SPLIT, step(world.state, event, SPLIT))
 
 
 def in_time(world: World, act: phases.Act, at_s: int) -> World:
@@ -346,7 +399,7 @@ def moves(world: World, step: Step, program: Program) -> Iterator[World]:
         return
     for order in world.orders:
         yield carry_out(world, order, program)
-    is_once = program in (JOINING, STAYING) or bool(program.blocks)  # else that walk takes hours
+    is_once = program in (JOINING, STAYING, EVALUATED) or bool(program.blocks)  # else that walk takes hours
     for letter in world.mail:
         for kept in (world.mail, world.mail - {letter})[is_once:]:
             yield apply(changed(world, mail=kept), program, step(world.state, letter, program))
@@ -442,6 +495,38 @@ def test_no_order_of_events_breaks_a_run() -> None:
     codes = {world.end.exit_code for world in ends if world.end}
     assert codes == {0, 75}, "both ways to end were reached"
     assert any(world.again_left == 0 for world in ends), "resampling was reached"
+
+
+def test_no_order_of_events_breaks_a_run_whose_batches_may_be_in_turns() -> None:
+    ends = walk(phases.step, SPLIT, stop_left=0)
+    assert {world.end.exit_code for world in ends if world.end} == {0}
+    assert {(world.again_left, world.has_turned) for world in ends} == set(
+        itertools.product((0, 1), (True, False))
+    )
+
+
+def scores_every_batch(state, event, program):
+    if isinstance(event, phases.Acted):
+        event = replace(event, takes_turns=True)
+    return phases.step(state, event, program)
+
+
+def scores_in_one_phase(state, event, program):
+    if isinstance(event, phases.Acted) and state.phase is Phase.SCORE:
+        program = replace(program, num_scorings=1)
+    return phases.step(state, event, program)
+
+
+def trains_unscored(state, event, program):
+    if isinstance(event, phases.Acted):
+        event = replace(event, takes_turns=False)
+    return phases.step(state, event, program)
+
+
+@pytest.mark.parametrize("wrong", [scores_every_batch, scores_in_one_phase, trains_unscored])
+def test_a_planted_mistake_about_turns_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, SPLIT, stop_left=0)
 
 
 def enters_before_all_prepared(state, event, program):
@@ -547,6 +632,49 @@ def validates_engines_only(state, event, program):
 def test_a_planted_mistake_without_engines_is_caught(wrong: Step) -> None:
     with pytest.raises(AssertionError):
         walk(wrong, GIVEN)
+
+
+@pytest.mark.parametrize(("lose_left", "join_left", "stop_left"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
+def test_no_order_of_events_breaks_an_evaluation(lose_left: int, join_left: int, stop_left: int) -> None:
+    ends = walk(phases.step, EVALUATED, lose_left=lose_left, join_left=join_left, stop_left=stop_left)
+    reached = {(world.end.exit_code, world.lost) for world in ends if world.end}
+    assert {lost for code, lost in reached if code == 0} == {frozenset(), frozenset({1}), frozenset({2})}
+    assert (1, frozenset({0})) in reached, "nobody else has its prompts"
+    assert ((75, frozenset()) in reached) == bool(stop_left)
+    finished = [world for world in ends if world.end and not world.end.exit_code]
+    assert not join_left or any(world.lives != (1, 1, 1) and not world.lost for world in finished)
+    assert not any(world.trained or world.taken for world in ends)
+
+
+def trains_all_the_same(state, event, program):
+    return phases.step(state, event, replace(program, trains=True))
+
+
+def leaves_judges_out(state, event, program):
+    return phases.step(state, event, replace(program, num_scorings=0))
+
+
+def keeps_result(state, event, program):
+    return phases.step(state, event, replace(program, exports=False))
+
+
+def admits_with_what_it_prepared(state, event, program):
+    """A newcomer that gets ready while GenRMs score holds what it would sample with."""
+    if isinstance(event, phases.NodeReady) and state.phase is Phase.SCORE:
+        after, actions = phases.step(replace(state, phase=Phase.VALIDATE), event, program)
+        return replace(after, phase=state.phase), actions
+    return phases.step(state, event, program)
+
+
+@pytest.mark.parametrize("wrong", [trains_all_the_same, leaves_judges_out, keeps_result])
+def test_a_planted_mistake_in_an_evaluation_is_caught(wrong: Step) -> None:
+    with pytest.raises(AssertionError):
+        walk(wrong, EVALUATED, stop_left=0)
+
+
+def test_a_newcomer_that_is_admitted_with_what_it_prepared_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        walk(admits_with_what_it_prepared, EVALUATED, lose_left=0, join_left=1, stop_left=0)
 
 
 def enters_never(state, event, program):

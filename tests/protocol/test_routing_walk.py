@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.protocol.routing_world import ABORTED, STOPPED, Kinds, World
@@ -17,11 +18,13 @@ from tests.seeds import seed_of
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.rollouts.rooms import RoomAnnouncer
 from yatt.control.rollouts.router import Router
-from yatt.records.message import MOVED
+from yatt.core.gpus.placement import genrm_role
+from yatt.records.message import MOVED, Completed
 
 Schedule = tuple[tuple[str, Any], ...]
 NAMES = ("x:a", "y:b", "y:c")
 ABORT = ("abort", None)
+JUDGE = genrm_role("g0")
 
 
 @dataclass
@@ -176,6 +179,38 @@ def test_long_schedules_of_two_nodes_that_ask_lose_no_request() -> None:
     wandered(Kinds(), 100)
 
 
+@pytest.mark.parametrize("extra", [(), (ABORT,)])
+def test_a_verdict_comes_whole_whatever_its_engine_did(extra: tuple[Any, ...]) -> None:
+    """With the log-probs of its watched tokens, from one engine."""
+    assert len(walk(Kinds(role=JUDGE), NAMES[:1], extra=extra, depth=8).seen) > 50
+
+
+class LosesRows(LocalEngines):
+    """A completion that goes on elsewhere keeps its tokens alone."""
+
+    def _returned(self, request: Any, body: Completed) -> None:
+        super()._returned(request, msgspec.structs.replace(body, watched=b""))
+
+
+class ContinuesVerdicts(LocalEngines):
+    """A verdict whose engine falls asleep is returned with its tokens, as a completion is."""
+
+    def _returned(self, request: Any, body: Completed) -> None:
+        self._end(body.request_id, completed=msgspec.structs.replace(body, finish_reason=MOVED))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        (Kinds(engines=LosesRows), "log-probs of watched tokens are lost"),
+        (Kinds(engines=ContinuesVerdicts, role=JUDGE), ": moved: "),
+    ],
+)
+def test_the_walk_catches_log_probs_that_are_lost_at_a_move(kinds: Kinds, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        walk(kinds, NAMES[:1], depth=8)
+
+
 class WaitsForTheNext(LocalEngines):
     """A request that comes too late waits for this node's next engine."""
 
@@ -200,7 +235,7 @@ class ForgetsWhatItRan(LocalEngines):
     """What a killed engine ran is not returned."""
 
     def remove(self, address: str, why: str, *, is_blamed: bool = False) -> None:
-        for key in [key for key, request in self._requests.items() if request.engine == address]:
+        for key in [key for key, request in self._requests.by_key.items() if request.engine == address]:
             self._end(key)
         super().remove(address, why, is_blamed=is_blamed)
 

@@ -169,8 +169,9 @@ def test_a_run_goes_on_with_another_number_of_nodes(cluster: Cluster, reference,
     assert "the run cannot continue on 3 nodes:\n  placement.trainer_nodes: 3 of 3 nodes" in too_many.stderr
     job_id = resumed(run, "--nodes", "3", "--trainer-nodes", "1")
     run.wait_finished(job_id)
-    assert started_attempts(run.paths)[1].started["hosts"].keys() == {"trainer", "engines"}
-    assert [len(attempt.started["hosts"]["trainer"]) for attempt in started_attempts(run.paths)] == [2, 1]
+    components = [attempt.started["hosts"] for attempt in started_attempts(run.paths)]
+    sizes = [{name: len(found) for name, found in hosts.items()} for hosts in components]
+    assert sizes == [{"trainer": 2, "engines": 2}, {"trainer": 3}], "one trainer node shares a flat job"
     mine, others = metrics_of(run.paths), reference["metrics"]
     assert mine[:committed] == others[:committed]
     assert len(mine) == ITERATIONS

@@ -23,7 +23,7 @@ def test_the_test_cluster_is_fit_for_a_run_but_kills_soon(cluster: Cluster) -> N
     done = diagnose(cluster, "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["worst"]) == (0, "warn"), found
-    assert [f["about"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found
+    assert [f["key"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found
 
 
 def test_a_run_that_does_not_fit_is_refused(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ Looked at, submitted, preempted, a trainer node lost, cancelled, resumed. One fo
 `make soak` (`YATT_FORMS=all`).
 """
 
+import html
 import json
 import os
 import shutil
@@ -109,7 +110,7 @@ def test_a_run_lives_its_life(formed: Cluster, form: Form, real_reference, tmp_p
     run = SubmittedRun(formed, tmp_path / "run", asks, reward=SLOW_REWARD, **site)
     said = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--nodes", "2", "--json")
     found = json.loads(said.stdout)["findings"]
-    wrong = [f for f in found if f["level"] == "fail" and "scontrol" not in f["what"]]
+    wrong = [f for f in found if f["level"] == "fail" and "scontrol" not in f["says"]]
     assert wrong == [], found
     first = run.submit()
     run.wait_step(2)
@@ -142,5 +143,5 @@ def test_a_run_lives_its_life(formed: Cluster, form: Form, real_reference, tmp_p
     if "ACCOUNTS" in form.settings:
         done = run.yatt("report", str(run.paths.root))
         assert done.returncode == 0, done.stderr
-        assert "GPU hours in Slurm&#x27;s accounting" in run.paths.report.read_text()
+        assert "GPU hours in Slurm's accounting" in html.unescape(run.paths.report.read_text())
     run.check(real_reference)

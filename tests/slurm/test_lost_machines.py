@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.ma
 def hosts(run: SubmittedRun) -> list[str]:
     """Slurm's name of each of the run's nodes, in the newest attempt."""
     started = started_attempts(run.paths)[-1].started["hosts"]
-    return [*started["trainer"], *started["engines"]]
+    return [*started["trainer"], *started.get("engines", ())]
 
 
 def test_a_lost_engine_node_shrinks_the_pool_and_a_restart_in_the_same_start_does_without_it(

@@ -74,4 +74,4 @@ def test_the_newer_slurm_is_fit_for_a_run(cluster: Cluster) -> None:
     done = run_to_end(argv, env=cluster.env, cwd=cluster.root, timeout_s=300)
     found = json.loads(done.stdout)
     assert done.returncode == 0, found
-    assert [f["about"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found
+    assert [f["key"] for f in found["findings"] if f["level"] == "warn"] == ["kill"], found

@@ -37,7 +37,7 @@ def test_limits_that_a_run_cannot_meet_are_said_and_are_slurms(counted: Cluster,
         run = SubmittedRun(counted, tmp_path / str(len(site)), account="physics", **site)
         done = run.yatt("diagnose", "--site", str(run.site), str(run.config), "--json")
         found = json.loads(done.stdout)["findings"]
-        return [(f["level"], f["what"]) for f in found if f["about"] == "limits"]
+        return [(f["level"], f["says"]) for f in found if f["key"] == "limits"]
 
     fine = "no limit of this account and QOS is below the run (group limits were not looked at)."
     assert said() == [("ok", fine)]

@@ -119,11 +119,11 @@ class Leader:
     async def iteration(self, number: int) -> None:
         """One batch: keep-alive messages, decisions near its end, two moves, a node that is lost now and
         then; then it is measured and the next split is chosen."""
-        self.slabs.seq = number
+        self.slabs.orders.seq = number
         self.slabs.begin_sampling()
         self.machines.work()
         for index in range(1, NODES):
-            self.slabs.loads.put(index, 1, self.machines.load(index))
+            self.slabs.measured.loads.put(index, 1, self.machines.load(index))
         if number % 50 == 10:
             self.slabs.gone(3)
         if number % 50 == 20:
@@ -131,22 +131,22 @@ class Leader:
         if self.slabs.measured.is_known:
             self.slabs._decide()
         for slab in self._pair(number):
-            role = JUDGE if self.slabs._moves.table[slab] == ROLLOUT else ROLLOUT
-            self.slabs._step(MoveWanted(slab, role))
+            role = JUDGE if self.slabs.table.moves.table[slab] == ROLLOUT else ROLLOUT
+            self.slabs.orders.step(MoveWanted(slab, role))
         await asyncio.sleep(0)
-        self.slabs.holders(Phase.ROLLOUT, 0)
+        self.slabs.table.holders(Phase.ROLLOUT, 0)
         self.slabs.end_sampling()
         self.meter.sampled({"rollout/dropped_groups": number % 3}, 10.0 + number % 7)
         self.meter.trained(1.0)
         row = await self.meter.batch_over(number, groups(number))
         assert 0 <= row[f"placement/idle/{ROLLOUT}"] <= 1
         await self.slabs.ready()
-        while self.slabs._moves.moving:
+        while self.slabs.table.moves.moving:
             await asyncio.sleep(0)
         assert not self.inbox._events, "a failure"
 
     def _pair(self, number: int) -> tuple[Slab, Slab]:
-        table = sorted(self.slabs._moves.table)
+        table = sorted(self.slabs.table.moves.table)
         return table[number % len(table)], table[(number + 3) % len(table)]
 
 

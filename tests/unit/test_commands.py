@@ -19,8 +19,8 @@ from yatt.config.schema import RunConfig
 from yatt.config.sections.sft import SftConfig
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError
-from yatt.launch.folder.changed import with_changes
 from yatt.launch.folder.known import remember_run
+from yatt.launch.resolve.resolved import resolve_config
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -155,7 +155,7 @@ def test_an_overlay_wins_and_is_named(tmp_path, call):
 
 def test_the_config_of_a_run_has_its_changes(tmp_path, call):
     paths = make_run(tmp_path)
-    with_changes(load_resolved(paths.config), ["lease.ttl_s=77"]).record(paths)
+    resolve_config(load_resolved(paths.config), changes=["lease.ttl_s=77"]).record(paths)
     code, out, _ = call("config", paths.root, "--changed")
     assert code == 0 and yaml.safe_load(out)["lease"] == {"ttl_s": 77.0}
     assert yaml.safe_load(out)["rewards"] == [{"name": "exact", "path": "builtin:exact"}]

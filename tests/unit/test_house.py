@@ -4,7 +4,10 @@
 """
 
 import ast
+from graphlib import CycleError
 from pathlib import Path
+
+import pytest
 
 from tools.house import House, fields_of
 
@@ -12,6 +15,9 @@ PACKAGE = Path(__file__).parents[2] / "yatt"
 HOUSE = House()
 MOST_MODULES, MOST_FRAGMENTS, MOST_LINES, MOST_IN_FUNCTION = 14, 40, 400, 60
 MOST_SHORT_NAMES = 70
+MOST_BY_HAND = 60
+"""Statements that the formatter leaves alone (`fmt: skip`)."""
+
 
 SHARED_NAMES = {
     "main": "programs", "serve": "loops of workers", "preload": "of the program that forks workers",
@@ -20,34 +26,27 @@ SHARED_NAMES = {
 }  # fmt: skip
 """Public functions that several modules define: each is called by the name of its module."""
 
-LARGE_CLASSES = """
-    adapters.files.writer.BackgroundWriter adapters.net.channel.Channel adapters.net.judge_api.JudgeApi
+LARGE_VALUES = """
     adapters.processes.process.ChildStart adapters.processes.worker_arguments.WorkerArguments
-    checkpoint.commit.manifest_format.Manifest control.components.Components
-    control.gpus.arbiter.Arbiter control.gpus.engines.LocalEngines
-    control.gpus.processes.nurseries.Nurseries control.gpus.processes.supervisor.Supervisor
-    control.gpus.processes.worker_plan.Worker control.gpus.workers.Workers
-    control.leader.coordinator.Coordinator control.leader.metrics_row.MetricsRow
-    control.leader.phase_work.PhaseWork control.leader.slabs.slabs.Slabs control.membership.peers.Peers
-    control.node.Node control.rollouts.groups.groups.SampleState control.rollouts.groups.kept.KeptGroups
-    control.rollouts.recording.RolloutRecorder control.rollouts.sampling.Sampler
-    control.rollouts.scoring.judging.Judge control.rollouts.scoring.reward_pool.RewardPool
-    control.session.Session core.gpus.engine_model.EngineModel core.gpus.prediction._PredictedBatch
-    core.phases.phase_types.Program core.phases.phase_types.RunState core.requests.dispatch.Dispatch
-    engine.protocol.EngineOptions evaluation.samples.EvaluatedSample forecast.time.comparing._Tracks
-    forecast.time.groups.SimulatedGroups forecast.time.sampling.SimulatedBatch
-    launch.attempt.on_slurm.SlurmBackend launch.attempt.watch.AttemptWatch
-    launch.diagnose.probe.NodeFacts launch.node.step._Step models.rows.LayerNames models.shape.Shape
-    obs.story.slab_history.SlabHistory obs.story.spans.SpanFold obs.story.view.RunView
-    reward.__main__.RewardWorker uploader.local_files.LocalSave
+    checkpoint.commit.manifest_format.Manifest control.components.Components control.node.Node
+    control.rollouts.groups.groups.SampleState core.phases.phase_types.Program
+    core.phases.phase_types.RunState engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
+    launch.diagnose.probe.NodeFacts models.rows.LayerNames models.shape.Shape
+    uploader.local_files.LocalSave
 """.split()  # noqa: SIM905 - shorter to read and to change
-"""Classes with more than ten fields, without records and sections of the config."""
+"""Values with more than ten fields: facts, each of which is read by itself."""
+
+LARGE_CLASSES = {
+    "forecast.time.groups.SimulatedGroups":
+        "one batch: its counts, tokens and samples are of the same groups, and change with each of them",
+}  # fmt: skip
+"""Other classes with more than ten fields, without records and sections of the config, and why."""
 
 LINES = {
-    "control": 13100, "launch": 10950, "adapters": 11000, "core": 7650, "trainer": 8400, "obs": 5400,
-    "config": 4950, "checkpoint": 4100, "cli": 3750, "forecast": 3850, "engine": 3400, "models": 3750,
-    "records": 1750, "reward": 1450, "evaluation": 1250, "weights": 1250, "media": 1650, ".": 700,
-    "uploader": 700, "algo": 750, "collectives": 250, "genrm": 50, "rollout": 50,
+    "control": 15100, "launch": 11325, "adapters": 11375, "core": 8275, "trainer": 8650, "obs": 5025,
+    "config": 5325, "checkpoint": 4175, "cli": 3950, "forecast": 3950, "engine": 3600, "models": 3750,
+    "records": 2600, "reward": 1625, "evaluation": 760, "weights": 1250, "media": 1700, ".": 800,
+    "judging": 1425, "uploader": 700, "algo": 750, "collectives": 250, "genrm": 55, "rollout": 50,
 }  # fmt: skip
 """Most lines of each package (".": modules of no package). Raise one only with an ADR that says what for."""
 
@@ -74,7 +73,7 @@ def test_few_functions_have_names_that_a_search_finds_everywhere() -> None:
 
 def test_no_class_becomes_large() -> None:
     found = [name.removeprefix("yatt.") for name in HOUSE.large_classes()]
-    assert sorted(found) == sorted(LARGE_CLASSES)
+    assert sorted(found) == sorted([*LARGE_VALUES, *LARGE_CLASSES])
 
 
 def test_packages_have_a_budget_of_lines() -> None:
@@ -83,9 +82,22 @@ def test_packages_have_a_budget_of_lines() -> None:
     assert {name: count for name, count in lines.items() if count > LINES.get(name, 0)} == {}
 
 
+def test_imports_run_down_in_every_folder() -> None:
+    """A circle raises. Contracts of import-linter say which way is down; this holds where none is."""
+    folders = HOUSE.all_folders()
+    assert len(folders) > 40, "the package is there"
+    assert max(map(HOUSE.floors, folders)) == HOUSE.floors("yatt") <= 13
+    assert HOUSE.floors("yatt.launch") <= 6 and len(HOUSE.arrows("yatt.launch")) <= 20
+    assert len(HOUSE.rooms("yatt.adapters")) <= 10
+
+
 def test_no_module_is_over_its_limit() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {str(path): count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_only_tables_are_laid_out_by_hand() -> None:
+    assert 0 < HOUSE.laid_out_by_hand() <= MOST_BY_HAND
 
 
 def test_no_function_is_over_its_limit() -> None:
@@ -115,6 +127,9 @@ def test_the_figures_are_those_of_the_modules(tmp_path: Path) -> None:
         path.write_text(text)
     house = House(tmp_path, "p")
     assert house.folders() == {"p": 2, "p.small": 4}
+    assert house.rooms("p") == {"p.small", "p.other", "p.__main__"} and house.floors("p") == 2
+    assert house.arrows("p") == {("p.other", "p.small"), ("p.__main__", "p.small")}
+    assert house.floors("p.small") == 2 and ("p.small.a", "p.small.c") in house.arrows("p.small")
     assert house.fragments() == ["p.small.b"], "c has two importers, a one elsewhere"
     assert house.shared_names() == {"told": ["p.small.a", "p.small.b"]}
     assert house.short_names() == {"p.small.a.told", "p.small.b.told", "p.small.c.shown"}
@@ -124,6 +139,10 @@ def test_the_figures_are_those_of_the_modules(tmp_path: Path) -> None:
     changed = House(tmp_path, "p")
     assert changed.fragments() == [], "b is a program now"
     assert changed.large_classes() == {"p.other.Large": 11}
+    (tmp_path / "p" / "small" / "c.py").write_text("def f():\n    from p import other")
+    (tmp_path / "p" / "other.py").write_text("import p.small.a")
+    with pytest.raises(CycleError):
+        House(tmp_path, "p").floors("p")
 
 
 LARGE = "".join(f"    x{number}: int\n" for number in range(11))

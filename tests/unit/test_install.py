@@ -22,6 +22,17 @@ def pinned(name):
     return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
 
 
+def test_files_of_the_package_that_are_no_modules_are_installed_with_it():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "yatt"
+    ]
+    package = ROOT / "yatt"
+    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    others = {path for path in found if path.suffix not in (".py", ".pyc")}
+    left_out = [path for path in others if not any(path.match(pattern) for pattern in wanted)]
+    assert Path("obs/page/templates/style.css") in others and left_out == []
+
+
 def test_the_locks_belong_to_the_project_and_to_the_tested_versions():
     done = subprocess.run(
         [sys.executable, "tools/lock.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -12,7 +12,7 @@ from yatt.cli.main import GROUPS, command_parser, main
 from yatt.config.load import load_command
 from yatt.config.site import load_site
 from yatt.launch.commands.submit import plan_job, show_job
-from yatt.launch.resolve.plan import Resized
+from yatt.launch.resolve.resolved import Resolved
 
 README = (ROOT / "README.md").read_text()
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
@@ -91,7 +91,7 @@ def test_the_files_of_the_readme_are_right(
     assert "skip  model.path" in said and "run.yaml: ok" in said, said
     config, site = load_command(Path("run.yaml"), ("launch.nodes=4",)), load_site(Path("site.yaml"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert show_job(config, plan_job(config, site, Resized(), may_lack_slurm=True), "") == 0
+    assert show_job(config, plan_job(Resolved(config=config, site=site), may_lack_slurm=True), "") == 0
     shown = capsys.readouterr().out
     for line in ("--account=my-project", "--partition=gpu", "--time=1440", "--nodes=4", "module load cuda"):
         assert line in shown, line

@@ -20,9 +20,11 @@ from yatt.config.doubts import doubtful_settings
 from yatt.config.load import load_run_config
 from yatt.config.site import load_site
 from yatt.core.gpus.placement import ROLLOUT, placement_of
-from yatt.core.samples.verdict import check_template, check_verdict
 from yatt.forecast.memory.advice import check_possible
 from yatt.forecast.memory.fit import memory_plan
+from yatt.judging.judging import judging_of
+from yatt.judging.reading import check_verdict
+from yatt.judging.template import check_template
 from yatt.launch.checks.judge_check import check_head
 from yatt.launch.checks.planned_memory import check_planned_memory, memory_doubts
 from yatt.launch.checks.policy_check import check_architecture
@@ -96,7 +98,7 @@ def test_a_recipe_fits_and_has_no_doubts(path, monkeypatch) -> None:
 
 def doubts_beside_spans(config) -> list:
     """An engine that spans nodes is intended there."""
-    return [doubt for doubt in doubtful_settings(config) if "spans" not in doubt[1]]
+    return [doubt for doubt in doubtful_settings(config) if "spans" not in doubt.says]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -107,8 +109,8 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
         check_function(config, reward)
     for genrm in config.genrms:
         if genrm.kind == "text":
-            check_template(genrm.template, "template", genrm.judging)
-            check_verdict(genrm.verdict, "verdict", genrm.judging)
+            check_template(genrm.template, "template", judging_of(genrm).fields)
+            check_verdict(genrm.verdict, "verdict", genrm.judging.by)
             check_structured(genrm, "genrms[0]")
         check_head(genrm, "genrms[0].model")
         check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)

@@ -89,6 +89,7 @@ def test_one_sample_is_shown_in_full_within_the_terminal(paths, capsys) -> None:
     judged = {
         "kind": "judged", "samples": [4], "genrm": "judge", "tries": 2, "prompt": "Rate: " + "word " * 60,
         "answer": "I give it score: 7", "is_readable": True, "score": 0.7, "ranking": None,
+        "values": {"confidence": 0.9},
     }  # fmt: skip
     write(paths, 0, sample(4, completion="x" * 300 + "\n    indented"), judged, {**judged, "samples": [5]})
     out = shown(capsys, paths, 3, 4)
@@ -97,7 +98,7 @@ def test_one_sample_is_shown_in_full_within_the_terminal(paths, capsys) -> None:
         "iteration 3, attempt 1, sample 4", "trained on; it has tokens of an earlier iteration",
         "version 1: 4 tokens, version 2: 8 tokens", "-1.25", "exact/length", "What is 1 + 1?",
         "      indented",
-        "prompt of GenRM judge:", "answer 2 of GenRM judge: score 0.7:", "I give it score: 7",
+        "prompt of GenRM judge:", "answer 2 of GenRM judge: score 0.7, confidence 0.9:", "I give it score: 7",
     ):  # fmt: skip
         assert part in out, part
     assert out.count("prompt of GenRM") == 1
@@ -182,7 +183,7 @@ def test_any_value_of_any_key_is_printed_safely_or_counted(paths, capsys, seed) 
 
     judged = {
         "kind": "judged", "samples": [4], "genrm": "judge", "tries": 2, "prompt": "p", "answer": "a",
-        "is_readable": True, "score": 0.7, "ranking": None,
+        "is_readable": True, "score": 0.7, "ranking": None, "values": {"right": 1.0},
     }  # fmt: skip
     write(
         paths, 0, sample(5), *(changed(sample(4, turns=[["policy", "x"]])) for _ in range(3)), changed(judged)
@@ -205,7 +206,7 @@ def test_where_not_all_samples_are_recorded_those_of_the_report_are_shown(tmp_pa
 
 
 def test_a_sentence_says_what_to_set_where_nothing_is_recorded(paths, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"no sample of iteration 5 .*rollouts: all"):
+    with pytest.raises(ConfigError, match=r"no sample of iteration 5 .* is at iteration 0\. .*rollouts: all"):
         shown(None, paths, 5)  # type: ignore[arg-type]
     write(paths, 0, sample(0))
     with pytest.raises(ConfigError, match="sample 9 of iteration 3 is not recorded"):

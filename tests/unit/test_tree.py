@@ -9,6 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOTTED = re.compile(r"(?<![\w./-])yatt(?:\.(?!sif|tar)\w+)+")
+IMPORTS = re.compile(
+    r"^ *from ((?:yatt|tests|tools)(?:\.\w+)*) import ((?:\w+(?: as \w+)?(?:, )?)+|\([^)]*\))", re.MULTILINE
+)
 FILES = re.compile(r"(?<![\w/.-])(?:yatt|tests|tools|configs)/[\w/.-]*\w\.(?:py|md|yaml)\b")
 TELL_OF_OTHERS = ("docs/dev/lessons.md", "tests/integration/test_forked.py")
 
@@ -33,6 +36,22 @@ def test_modules_and_files_that_texts_point_to_are_there() -> None:
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
             lost += [f"{name}:{number}: {pointer}" for pointer in lost_pointers(line)]
     assert lost == []
+
+
+def test_imports_within_functions_find_their_names() -> None:
+    """Type checks read `yatt` alone; of `tests` and `tools` only what runs often would tell."""
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("tools/*.py")]
+    lost = [f"{file.relative_to(ROOT)}: {name}" for file in files for name in lost_imports(file.read_text())]
+    assert lost == []
+
+
+def lost_imports(text: str) -> Iterator[str]:
+    """Names that are imported of the project, and are not there."""
+    for found in IMPORTS.finditer(text):
+        for name in re.sub(r"#.*", "", found[2]).strip("()").split(","):
+            dotted = f"{found[1]}.{name.split(' as ')[0].strip()}"
+            if name.strip() and not is_there(dotted.split(".")):
+                yield dotted
 
 
 def lost_pointers(line: str) -> Iterator[str]:
@@ -65,6 +84,17 @@ def names_of(module: Path) -> frozenset[str]:
             case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)) | ast.alias(name=name):
                 found.add(name.partition(".")[0])
     return frozenset(found)
+
+
+def test_a_lost_import_is_found() -> None:
+    assert list(lost_imports("    from yatt.no.such import name\nfrom yatt.cli import main")) == [
+        "yatt.no.such.name"
+    ]
+    text = "if 1:\n    from yatt.obs.metrics import (\n        comparable_results,\n        gone as x,\n    )"
+    assert list(lost_imports(text)) == ["yatt.obs.metrics.gone"]
+    assert list(lost_imports("from yatt.obs.metrics import comparable_results, gone  # why")) == [
+        "yatt.obs.metrics.gone"
+    ]
 
 
 def test_a_lost_pointer_is_found() -> None:

@@ -244,9 +244,10 @@ def _parsed() -> argparse.Namespace:
 def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     """Returns the parser, and those of its commands."""
     parser = argparse.ArgumentParser(
-        prog="yatt", description="Reinforcement learning of language models with generative reward models.",
+        prog="yatt",
+        description="Reinforcement learning of language models with generative reward models.",
         formatter_class=CommandsHelp,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"yatt {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_running(commands)

@@ -11,7 +11,7 @@ import yaml
 
 from yatt import clock
 from yatt.adapters.files.segments import SegmentTail
-from yatt.adapters.inputs.model_family import model_of_run
+from yatt.adapters.inputs.model_family import MODEL_KEY, critic_key, model_of_run
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.commit.manifest_format import Manifest
@@ -26,8 +26,9 @@ from yatt.errors import CheckpointError, ConfigError
 from yatt.launch.folder.folder import refuse_strangers_run
 from yatt.models.folder import ModelFolder
 from yatt.models.model import with_value_head
-from yatt.obs.story.events import as_event
 from yatt.paths import RunPaths
+from yatt.records.events.log import logged_event
+from yatt.records.events.saves import CheckpointCommitted
 
 ANSWER_S = 60.0
 """Longest wait for a store that fails temporarily."""
@@ -144,11 +145,13 @@ def all_of(source: Source, iteration: int) -> tuple[str, ...]:
     raise ConfigError(f"{source.shown}: of iteration {iteration} there is {why}; write one of {known}.")
 
 
-def model_folder(source: Source, folder: Path | None, family: Path | None) -> ModelFolder:
-    """Returns the policy's model.
+def model_folder(
+    source: Source, folder: Path | None, family: Path | None, *, is_critic: bool = False
+) -> ModelFolder:
+    """Returns the policy's model, or the critic's.
 
     Args:
-        folder: replaces the run's `model.path`.
+        folder: replaces the run's `model.path`, or the critic's folder.
         family: replaces the run's `model.family`.
 
     Raises:
@@ -157,18 +160,32 @@ def model_folder(source: Source, folder: Path | None, family: Path | None) -> Mo
     if source.config is None and folder is None:
         raise ConfigError(
             f"{source.shown} does not say which model it is of; add --model FOLDER with the config and the "
-            "tokenizer of the policy."
+            f"tokenizer of the {'critic' if is_critic else 'policy'}."
         )
-    section = source.config.model if source.config else ModelSection(path=str(folder))
+    section, key = _first_model(source, folder, is_critic=is_critic)
     section = replace(section, path=str((folder or Path(section.path)).absolute()))
     if family is not None:
         section = replace(section, family=str(family.absolute()))
     elif section.family and source.paths is not None:  # its file is run
         refuse_strangers_run(source.paths)
-    model = model_of_run(section)
-    if source.config is not None and source.config.run.kind == "reward_model":
+    try:
+        model = model_of_run(section, key=key)
+    except ConfigError as error:
+        if folder is not None:
+            raise
+        raise ConfigError(f"{error} Or write where it is now: --model FOLDER.") from error.__cause__
+    if is_critic or (source.config is not None and source.config.run.kind == "reward_model"):
         model = with_value_head(model)
     return ModelFolder(path=Path(section.path), model=model)
+
+
+def _first_model(source: Source, folder: Path | None, *, is_critic: bool) -> tuple[ModelSection, str]:
+    """Returns the section of the model that the policy or critic began with, and what gives its folder."""
+    config = source.config
+    if config is None:
+        return ModelSection(path=str(folder)), "--model"
+    section, key = (config.critic_model, critic_key(config)) if is_critic else (config.model, MODEL_KEY)
+    return section, "--model" if folder is not None else key
 
 
 def ages_s(source: Source) -> dict[Commit, float]:
@@ -176,11 +193,11 @@ def ages_s(source: Source) -> dict[Commit, float]:
     if source.paths is None:
         return {}
     now, found = datetime.fromisoformat(clock.wall_iso()), {}
-    for batch in SegmentTail(source.paths.events, as_event).batches():
-        for event in batch:
-            if event["kind"] == "ckpt.commit":
-                age = now - datetime.fromisoformat(event["wall"])
-                found[Commit(event["iteration"], event["attempt"])] = max(0.0, age.total_seconds())
+    for batch in SegmentTail(source.paths.events, logged_event).batches():
+        for logged in batch:
+            if isinstance(logged.event, CheckpointCommitted):
+                age = now - datetime.fromisoformat(logged.wall)
+                found[Commit(logged.event.iteration, logged.attempt)] = max(0.0, age.total_seconds())
     return found
 
 

@@ -102,9 +102,15 @@ class RunGroup:
         return self._server.port
 
     def join(
-        self, address: tuple[str, int], *, rank: int, world_size: int, device_type: str, join_s: float,
+        self,
+        address: tuple[str, int],
+        *,
+        rank: int,
+        world_size: int,
+        device_type: str,
+        join_s: float,
         timeout_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Joins the group.
 
         Args:
@@ -118,9 +124,12 @@ class RunGroup:
         self._client = KeyValueClient(*address, self._keys)
         self._store = RunStore(self._client, timedelta(seconds=join_s))
         dist.init_process_group(
-            collective_backend(device_type), store=self._store, rank=rank, world_size=world_size,
+            collective_backend(device_type),
+            store=self._store,
+            rank=rank,
+            world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
-        )  # fmt: skip
+        )
 
     def leave(self) -> None:
         """Leaves the group and stops the service."""

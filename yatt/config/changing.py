@@ -1,107 +1,13 @@
-"""Which keys of a run may change when it is resumed.
+"""Which keys of a run may change when it is resumed: their sections say so (`sections.ranges.Changing`)."""
 
-*Operational* keys do not affect what is trained: limits of time, saves, logs, the number of iterations.
-*Layout* keys change only in which order numbers are added, where, and with how much memory; with
-`run.deterministic` they may not change, because a resumed run would no longer be bit-equal. All other keys
-are *mathematical*: they decide what is trained, or which run it is. A key that is not listed here is
-mathematical.
-"""
-
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from yatt.config.schema import RunConfig
+from yatt.config.sections.ranges import OPERATIONAL, Changing, Kind
 from yatt.credentials import is_secret_name
-
-Kind = Literal["operational", "layout", "mathematical"]
-
-OPERATIONAL = (
-    "run.max_attempts_without_progress",
-    "run.accept_changed",
-    "data.train_files",  # moved: a checkpoint has a fingerprint of their content
-    "data.media_root",  # moved: each row has the digests of its pictures
-    "data.media_store",
-    "data.val_files",  # moved: `yatt.core.attempts.inputs` compares their content
-    "trainer.total_iterations",
-    "launch.reward_processes",
-    "launch.scratch_dir",
-    "launch.shm_dir",
-    "launch.start_timeout_s",
-    "launch.phase_timeout_s",
-    "launch.node_silence_s",
-    "launch.bind_workers",
-    "rollout.request_timeout_s",
-    "rollout.max_retries",
-    "rewards.*.timeout_s",
-    "rewards.*.trial",
-    "rewards.*.batch_wait_s",
-    "genrms.*.timeout_s",
-    "genrms.*.api.url",
-    "genrms.*.api.key_env",
-    "genrms.*.api.requests_per_minute",
-    "genrms.*.api.max_concurrency",
-    "genrms.*.api.timeout_s",
-    "genrms.*.api.retries",
-    "genrms.*.api.outage_s",
-    "environment.timeout_s",
-    "environment.trial",
-    "placement.send_changes",
-    "placement.send_slices",
-    "checkpoint.save_every",
-    "checkpoint.save_every_minutes",
-    "checkpoint.keep",
-    "checkpoint.keep_every",
-    "checkpoint.keep_best",
-    "checkpoint.best_metric",
-    "checkpoint.best_mode",
-    "checkpoint.export_final",
-    "checkpoint.max_bytes_per_s",
-    "checkpoint.max_run_bytes_per_s",
-    "checkpoint.stall_s",
-    "checkpoint.local_dir",
-    "checkpoint.storage_options",
-    "validation.*",
-    "lease.*",
-    "sync.*",
-    "logging.*",
-    "profile.*",
-    "media.cache_bytes",
-    "media.timeout_s",
-    "media.storage_options",
-)
-
-_ENGINE = (
-    "engine", "tp_size", "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager",
-    "expert_parallel", "engine_args",
-)  # fmt: skip
-
-LAYOUT = (
-    "launch.nodes",
-    "launch.gpus_per_node",
-    "launch.engine_gpus_per_node",
-    "launch.device",
-    "launch.threads_per_worker",
-    "model.spec",
-    "placement.mode",
-    "placement.genrm_gpu_sets",
-    "placement.split",
-    "placement.min_gpu_sets",
-    "placement.max_gpu_sets",
-    "placement.trainer_nodes",
-    "trainer.*_parallel_size",
-    "trainer.sequence_parallel",
-    "trainer.max_tokens_per_micro_batch",
-    "trainer.recompute",
-    "trainer.recompute_layers",
-    "trainer.recompute_modules",
-    "trainer.offload_optimizer",
-    "trainer.overlap_grad_reduce",
-    "trainer.overlap_param_gather",
-    *(f"rollout.{key}" for key in _ENGINE),
-    *(f"genrms.*.{key}" for key in _ENGINE),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +27,38 @@ class Change:
 
 def change_kind(key: str) -> Kind:
     """Returns the kind of a key, as in `Change.key`."""
-    if matches_key(key, OPERATIONAL):
-        return "operational"
-    return "layout" if matches_key(key, LAYOUT) else "mathematical"
+    hint: Any = RunConfig
+    parts = key.split(".")
+    for number, part in enumerate(parts):
+        hint, _ = _split(hint)
+        if get_origin(hint) is tuple:
+            hint = get_args(hint)[0]
+            continue
+        hint = _hints(hint).get(part, str) if isinstance(hint, type) and is_dataclass(hint) else str
+        inner, fact = _split(hint)
+        is_whole = is_dataclass(inner) and number + 1 == len(parts)  # what is said of it is said of its keys
+        if fact is not None and not is_whole:
+            return fact.kind
+    return "mathematical"
 
 
-def matches_key(key: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern matches the key: ``.*`` at its end stands for a whole section, another ``*`` for a
-    part."""
-    for pattern in patterns:
-        section = pattern.removesuffix(".*")
-        inner = re.escape(section).replace(r"\*", "[^.]+")
-        if re.fullmatch(inner if section == pattern else rf"{inner}\..+", key):
-            return True
-    return False
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _split(hint: Any) -> tuple[Any, Changing | None]:
+    """Returns a key's type, and whether it may change."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    inner, *facts = get_args(hint)
+    return inner, next((fact for fact in facts if isinstance(fact, Changing)), None)
+
+
+def sampling_keys(cls: type) -> set[str]:
+    """Returns the keys of a section of engines that decide what samples are, but for their rounding."""
+    found = {name: _split(hint)[1] for name, hint in _hints(cls).items()}
+    return {name for name, fact in found.items() if fact is None or not (fact.is_size or fact == OPERATIONAL)}
 
 
 def changed_keys(before: RunConfig, now: RunConfig) -> list[Change]:
@@ -143,7 +67,7 @@ def changed_keys(before: RunConfig, now: RunConfig) -> list[Change]:
     listed = _changes(asdict(before), asdict(now), "")
     if _weights(before) != _weights(now):
         return list(listed)
-    return [change for change in listed if not matches_key(change.key, ("data.weights", "data.weights.*"))]
+    return [change for change in listed if change.key.split(".")[:2] != ["data", "weights"]]
 
 
 def _weights(config: RunConfig) -> list[float]:

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 
 from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 from yatt.config.sections.ranges import EngineValue
-from yatt.config.widths import Fault, engine_sections
+from yatt.config.widths import engine_sections
+from yatt.errors import Finding, mistake_in
 
 PASSED = frozenset(
     """
@@ -30,7 +31,9 @@ PASSED = frozenset(
 SPECULATION = "speculative_config"
 
 _KEYS = {
-    "model": "it is model.path", "tokenizer": "it is model.path", "dtype": "it is model.dtype",
+    "model": "it is model.path",
+    "tokenizer": "it is model.path",
+    "dtype": "it is model.dtype",
     "max_model_len": "it follows from data.max_prompt_tokens and rollout.max_response_tokens",
     "seed": "each request has its own; write run.seed",
     "structured_outputs_config": "write verdict.choices or verdict.json_schema",
@@ -38,34 +41,52 @@ _KEYS = {
     **{
         name: f"write {key} of this section"
         for name, key in {
-            "max_num_seqs": "max_num_seqs", "enforce_eager": "enforce_eager",
-            "tensor_parallel_size": "tp_size", "gpu_memory_utilization": "gpu_memory_utilization",
-            "kv_cache_memory_bytes": "kv_cache_bytes", "enable_expert_parallel": "expert_parallel",
+            "max_num_seqs": "max_num_seqs",
+            "enforce_eager": "enforce_eager",
+            "tensor_parallel_size": "tp_size",
+            "gpu_memory_utilization": "gpu_memory_utilization",
+            "kv_cache_memory_bytes": "kv_cache_bytes",
+            "enable_expert_parallel": "expert_parallel",
         }.items()
     },
-}  # fmt: skip
+}
 """Options that have a key of yatt."""
 
 _REASONS = (
-    (r"load_format|hf_overrides|weight_transfer_config|model_loader_.*|model_weights|revision|code_revision"
-     r"|tokenizer_.*|config_format|hf_config_path|model_impl|model_class_overrides|download_dir|convert|runner"
-     r"|pt_load_map_location|ignore_patterns", "yatt loads and replaces the weights"),
-    (r"worker_cls|worker_extension_cls|distributed_executor_backend|(pipeline|data|prefill_context|"
-     r"decode_context)_parallel_.*|dcp_.*|nnodes|node_rank|master_.*|device_ids|numa_.*|ray_.*"
-     r"|enable_elastic_ep|elastic_.*|.*fault_tolerance.*", "processes and ranks of engines are yatt's"),
-    (r"enable_sleep_mode|sleep_.*|enable_cumem_allocator|cpu_offload_.*|offload_.*|num_gpu_blocks_override"
-     r"|kv_cache_metrics.*|swap_space", "engines hand their memory over when they sleep"),
-    (r"logprobs_mode|max_logprobs|generation_config|override_generation_config|scheduler_cls|"
-     r"scheduling_policy|logits_processors|skip_tokenizer_init|watermark.*|return_.*|enable_prompt_embeds"
-     r"|stream_interval|max_num_queued_.*|enable_trace_replay",
-     "log-probs have to be those of the distribution that the run file describes"),
-    (r"kv_transfer_config|kv_offloading_.*|kv_events_config|ec_.*|kv_sharing_.*",
-     "a cache outside of the engine would outlive a weight update"),
+    (
+        r"load_format|hf_overrides|weight_transfer_config|model_loader_.*|model_weights|revision|code_revision"
+        r"|tokenizer_.*|config_format|hf_config_path|model_impl|model_class_overrides|download_dir|convert|runner"
+        r"|pt_load_map_location|ignore_patterns",
+        "yatt loads and replaces the weights",
+    ),
+    (
+        r"worker_cls|worker_extension_cls|distributed_executor_backend|(pipeline|data|prefill_context|"
+        r"decode_context)_parallel_.*|dcp_.*|nnodes|node_rank|master_.*|device_ids|numa_.*|ray_.*"
+        r"|enable_elastic_ep|elastic_.*|.*fault_tolerance.*",
+        "processes and ranks of engines are yatt's",
+    ),
+    (
+        r"enable_sleep_mode|sleep_.*|enable_cumem_allocator|cpu_offload_.*|offload_.*|num_gpu_blocks_override"
+        r"|kv_cache_metrics.*|swap_space",
+        "engines hand their memory over when they sleep",
+    ),
+    (
+        r"logprobs_mode|max_logprobs|generation_config|override_generation_config|scheduler_cls|"
+        r"scheduling_policy|logits_processors|skip_tokenizer_init|watermark.*|return_.*|enable_prompt_embeds"
+        r"|stream_interval|max_num_queued_.*|enable_trace_replay",
+        "log-probs have to be those of the distribution that the run file describes",
+    ),
+    (
+        r"kv_transfer_config|kv_offloading_.*|kv_events_config|ec_.*|kv_sharing_.*",
+        "a cache outside of the engine would outlive a weight update",
+    ),
     (r"enable_lora|.*lora.*", "adapters are no part of a run yet"),
-    (r"trust_remote_code|allowed_.*|hf_token|.*plugin|.*endpoint|io_processor.*|additional_config",
-     "code and addresses of strangers are not taken (adr/0064)"),
+    (
+        r"trust_remote_code|allowed_.*|hf_token|.*plugin|.*endpoint|io_processor.*|additional_config",
+        "code and addresses of strangers are not taken (adr/0064)",
+    ),
     (r"mm_.*|media_io_kwargs|.*_mm_.*|video_.*|language_model_only", "pictures are prepared by yatt"),
-)  # fmt: skip
+)
 
 
 def unpassed_reason(name: str) -> str:
@@ -89,34 +110,36 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     return f"the installed vLLM has no such option; {hint}"
 
 
-def engine_faults(config: RunConfig) -> Iterator[Fault]:
+def engine_faults(config: RunConfig) -> Iterator[Finding]:
     """Faults of `engine_args`, of the policy's engines and of GenRMs'."""
     for section, engine in engine_sections(config):
         if engine.engine_args:
             yield from _section_faults(f"{section}.engine_args", engine, config)
     for index, genrm in enumerate(config.genrms):
         if genrm.engine_args and not genrm.has_engine:
-            yield f"genrms[{index}].engine_args", "has no effect on a judge behind a URL; remove it."
+            yield mistake_in(
+                f"genrms[{index}].engine_args", "has no effect on a judge behind a URL; remove it."
+            )
     algorithm = config.algorithm
     if "quantization" in config.rollout.engine_args and algorithm.correction.rule == "none":
-        yield (
+        yield mistake_in(
             "algorithm.correction.rule",
             "is none, but rollout.engine_args.quantization makes the engine's log-probs differ from the "
             "trainer's; write another rule.",
         )
 
 
-def _section_faults(key: str, engine: RolloutSection | GenRMSection, config: RunConfig) -> Iterator[Fault]:
+def _section_faults(key: str, engine: RolloutSection | GenRMSection, config: RunConfig) -> Iterator[Finding]:
     for name, value in engine.engine_args.items():
         if reason := unpassed_reason(name) or _value_fault(name, value):
-            yield f"{key}.{name}", reason
+            yield mistake_in(f"{key}.{name}", reason)
     if engine.engine not in ("auto", "vllm"):
-        yield key, f"needs engine vllm, not {engine.engine}; remove it."
+        yield mistake_in(key, f"needs engine vllm, not {engine.engine}; remove it.")
     if config.run.deterministic:
         says = "with run.deterministic a seed alone decides a completion, which no option is known to keep"
-        yield key, f"{says}; remove it."
+        yield mistake_in(key, f"{says}; remove it.")
     if SPECULATION in engine.engine_args and config.launch.device == "cpu":
-        yield f"{key}.{SPECULATION}", SPECULATION_ON_CPU
+        yield mistake_in(f"{key}.{SPECULATION}", SPECULATION_ON_CPU)
 
 
 SPECULATION_ON_CPU = "vLLM's CPU build gives wrong log-probs of speculated tokens; remove it."

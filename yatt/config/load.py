@@ -16,12 +16,21 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 
+from yatt.config.changing import sampling_keys
 from yatt.config.check import broken_relations
-from yatt.config.schema import RunConfig
+from yatt.config.schema import RolloutSection, RunConfig
 from yatt.config.sections.ranges import Free, Range, Text
-from yatt.config.tree import UNREADABLE, YamlNode, argument_tree, merge_trees, parse_tree, read_tree
+from yatt.config.tree import (
+    UNREADABLE,
+    YamlNode,
+    argument_tree,
+    files_and_arguments,
+    merge_trees,
+    parse_tree,
+    read_tree,
+)
 from yatt.credentials import HIDDEN, is_secret_name, redacted_text
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -43,10 +52,9 @@ def load_run_config(files: list[Path], arguments: list[str]) -> RunConfig:
 def load_command(
     file: Path,
     more: Sequence[str],
-    rules: Callable[[RunConfig], Iterable[tuple[str, str]]] = broken_relations,
+    rules: Callable[[RunConfig], Iterable[Finding]] = broken_relations,
 ) -> RunConfig:
-    """Like `load_run_config`, with the words after the run file on a command line: overlays and ``a.b=c``,
-    mixed.
+    """Like `load_run_config`, with the words after the run file on a command line (`files_and_arguments`).
 
     Args:
         rules: the rules between sections.
@@ -54,24 +62,23 @@ def load_command(
     Raises:
         ConfigError: see `load_run_config`.
     """
-    overlays = [Path(part) for part in more if "=" not in part]
-    return load_as(RunConfig, [file, *overlays], [part for part in more if "=" in part], rules)
+    return load_as(RunConfig, *files_and_arguments(file, more), rules)
 
 
 def load_as(
-    cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]
+    cls: type[C], files: list[Path], arguments: list[str], rules: Callable[[C], Iterable[Finding]]
 ) -> C:
     """Like `load_run_config`, for any config dataclass; `rules` yields (key, mistake) between its sections.
 
     Raises:
         ConfigError: see `load_run_config`.
     """
-    faults: list[str] = []
+    faults = list[Finding]()
     tree = read_parts(files, arguments, faults)
     return load_tree(cls, tree, ", ".join(map(str, files)), faults, rules)
 
 
-def read_parts(files: list[Path], arguments: list[str], faults: list[str]) -> YamlNode:
+def read_parts(files: list[Path], arguments: list[str], faults: list[Finding]) -> YamlNode:
     """Returns the tree of the first file, with the others and the ``a.b=c`` arguments merged over it.
 
     Raises:
@@ -85,17 +92,17 @@ def read_parts(files: list[Path], arguments: list[str], faults: list[str]) -> Ya
     return tree
 
 
-def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[tuple[str, str]]]) -> C:
+def load_over(config: C, arguments: list[str], rules: Callable[[C], Iterable[Finding]]) -> C:
     """Returns `config` with the values of the arguments, ``key=value`` each.
 
     Raises:
         ConfigError: see `load_run_config`.
     """
-    faults: list[str] = []
+    faults = list[Finding]()
     tree = parse_tree(resolved_text(config), "as it was", faults)
     for argument in arguments:
         tree = merge_trees(tree, argument_tree(argument, faults))
-    return load_tree(type(config), tree, " ".join(arguments), faults, rules)
+    return load_tree(type(config), tree, "the arguments", faults, rules)  # which may have credentials
 
 
 def load_resolved(path: Path) -> RunConfig:
@@ -113,10 +120,9 @@ def parse_resolved(text: str) -> RunConfig:
     Raises:
         ConfigError: see `load_run_config`.
     """
-    faults: list[str] = []
-    return load_tree(
-        RunConfig, parse_tree(text, "as it was", faults), "the run's config", faults, broken_relations
-    )
+    faults = list[Finding]()
+    tree = parse_tree(text, "as it was", faults)
+    return load_tree(RunConfig, tree, "the run's config", faults, broken_relations)
 
 
 def load_attempt(paths: RunPaths, attempt: int) -> RunConfig:
@@ -156,22 +162,15 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(resolved_text(config).encode()).hexdigest()[:16]
 
 
-_ENGINE_SIZES = {
-    "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager", "request_timeout_s",
-    "max_retries",
-}  # fmt: skip
-"""Keys of `rollout` about an engine's memory, speed and failures."""
-
-
 def samples_hash(config: RunConfig) -> str:
     """Returns the same for the parts that decide what samples and scores are: two attempts with equal hashes
-    and weights may use each other's prompt groups. Without deterministic mode, `_ENGINE_SIZES` are none of
+    and weights may use each other's prompt groups. Without deterministic mode, sizes of engines are none of
     these parts, because they change the rounding of samples only; they may be changed after a lack of memory.
     """
     whole = asdict(config)
     parts = {name: whole[name] for name in ("data", "model", "rollout", "environment", "rewards", "genrms")}
     if not config.run.deterministic:
-        parts["rollout"] = {k: v for k, v in parts["rollout"].items() if k not in _ENGINE_SIZES}
+        parts["rollout"] = {k: parts["rollout"][k] for k in sampling_keys(RolloutSection)}
     parts["run"] = [config.run.id, config.run.seed, config.run.deterministic]
     return hashlib.sha256(yaml.safe_dump(plain_tree(parts), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -180,17 +179,15 @@ def plain_tree(value: Any) -> Any:
     """Returns a value with lists instead of tuples, as YAML has it."""
     if isinstance(value, dict):
         return {key: plain_tree(child) for key, child in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain_tree(child) for child in value]
-    return value
+    return [plain_tree(child) for child in value] if isinstance(value, (tuple, list)) else value
 
 
 def load_tree(
     cls: type[C],
     tree: YamlNode,
     name: str,
-    faults: list[str],
-    rules: Callable[[C], Iterable[tuple[str, str]]],
+    faults: list[Finding],
+    rules: Callable[[C], Iterable[Finding]],
 ) -> C:
     """Converts a tree to a config; `name` is that of its source, `faults` the mistakes found so far.
 
@@ -199,13 +196,20 @@ def load_tree(
     """
     config = _section(cls, tree, "", faults)
     if config is not _REFUSED and not faults:
-        faults += [f"{_place(tree, key)}{key}: {says}" for key, says in rules(config)]
+        faults += [replace(fault, place=_place(tree, fault.key)) for fault in rules(config)]
     if faults:
-        listed = "\n".join(f"  {printable(redacted_text(fault))}" for fault in faults)
         count = "1 mistake" if len(faults) == 1 else f"{len(faults)} mistakes"
-        raise ConfigError(f"{name}: {count}, nothing was started.\n{listed}")
+        raise ConfigError(heading=f"{name}: {count}, nothing was started.", findings=map(_printable, faults))
     assert isinstance(config, cls), "no faults means a config"
     return config
+
+
+def _printable(fault: Finding) -> Finding:
+    """The mistake without credentials and control characters. A name and what follows it may be a secret."""
+    named = f"{fault.key}: "
+    says = redacted_text(f"{named}{fault.says}").removeprefix(redacted_text(named))
+    place, key, says = (printable(redacted_text(part)) for part in (fault.place, fault.key, says))
+    return replace(fault, place=place, key=key, says=says)
 
 
 def _place(tree: YamlNode, key: str) -> str:
@@ -218,21 +222,20 @@ def _place(tree: YamlNode, key: str) -> str:
         if child is None:
             break
         node = child
-    return f"{node.at}: "
+    return node.at
 
 
-def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
+def _section(cls: Any, node: YamlNode, key: str, faults: list[Finding]) -> Any:
     if node.value is UNREADABLE:
         return _REFUSED
     if not isinstance(node.value, dict):
-        faults.append(
-            f"{node.at}: {key or 'the file'}: must be a section of keys, not {_told(key, node.value)}."
-        )
+        says = f"must be a section of keys, not {_told(key, node.value)}."
+        faults.append(Finding(place=node.at, key=key or "the file", says=says))
         return _REFUSED
     hints, known = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
     before = len(faults)
     faults += [
-        f"{child.at}: {_unknown(_join(key, name), name, list(known))}"
+        Finding(place=child.at, key=_join(key, name), says=_unknown(name, list(known)))
         for name, child in node.value.items()
         if name not in known
     ]
@@ -242,7 +245,7 @@ def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
         if name in node.value
     }
     faults += [
-        f"{node.at}: {_join(key, name)}: missing, and it has no default; write it."
+        Finding(place=node.at, key=_join(key, name), says="missing, and it has no default; write it.")
         for name, field in known.items()
         if name not in node.value and _is_required(field)
     ]
@@ -251,7 +254,7 @@ def _section(cls: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
     try:
         return cls(**values)
     except ValueError as error:  # a rule of the section's own __post_init__
-        faults.append(f"{node.at}: {key or 'the file'}: {error}")
+        faults.append(Finding(place=node.at, key=key or "the file", says=str(error)))
         return _REFUSED
 
 
@@ -259,13 +262,13 @@ def _is_required(field: "Field[Any]") -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _unknown(key: str, name: str, known: list[str]) -> str:
+def _unknown(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(known)}."
-    return f"{key}: no such key. {hint}"
+    return f"no such key. {hint}"
 
 
-def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
+def _value(hint: Any, node: YamlNode, key: str, faults: list[Finding]) -> Any:
     """Converts `node` for a key of type `hint`; returns `_REFUSED` after reporting a mistake."""
     if node.value is UNREADABLE:
         return _REFUSED
@@ -280,14 +283,12 @@ def _value(hint: Any, node: YamlNode, key: str, faults: list[str]) -> Any:
         return _values(origin, args, node, key, faults)
     value = _scalar(hint, node.value)
     if value is _REFUSED:
-        faults.append(
-            f"{node.at}: {key}: {_told(key, node.value)} is not {_wanted(hint)}."
-            f"{_yaml_trap(hint, node.value)}"
-        )
+        says = f"{_told(key, node.value)} is not {_wanted(hint)}.{_yaml_trap(hint, node.value)}"
+        faults.append(Finding(place=node.at, key=key, says=says))
     return value
 
 
-def _values(origin: Any, args: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
+def _values(origin: Any, args: tuple[Any, ...], node: YamlNode, key: str, faults: list[Finding]) -> Any:
     """Converts a list's or a dictionary's values."""
     if origin is tuple:
         listed = [_value(args[0], child, f"{key}[{i}]", faults) for i, child in enumerate(node.value)]
@@ -305,16 +306,16 @@ def _scalar(hint: Any, value: Any) -> Any:
     return value if get_origin(hint) is None and type(value) is hint else _REFUSED
 
 
-def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faults: list[str]) -> Any:
+def _in_rules(value: Any, rules: tuple[Any, ...], node: YamlNode, key: str, faults: list[Finding]) -> Any:
     """Returns `value` if its rules allow it."""
     for limit in rules:
         if isinstance(limit, Range) and value not in limit:
-            says = f"{key} is {_shown(value)}; write {limit}."
+            says, has_colon = f"is {_shown(value)}; write {limit}.", False
         elif isinstance(limit, Text) and (wrong := limit.fault(value)):
-            says = f"{key}: {_told(key, value)} {wrong}."
+            says, has_colon = f"{_told(key, value)} {wrong}.", True
         else:
             continue
-        faults.append(f"{node.at}: {says}")
+        faults.append(Finding(place=node.at, key=key, says=says, has_colon=has_colon))
         return _REFUSED
     return value
 

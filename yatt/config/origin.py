@@ -13,9 +13,11 @@ from yatt.config.check import broken_relations
 from yatt.config.load import load_tree, plain_tree, read_parts
 from yatt.config.schema import RunConfig
 from yatt.config.tree import YamlNode
+from yatt.errors import Finding
 from yatt.printable import printable
 
 DEFAULT = "default"
+FILLED_IN = "filled in by run.kind"
 
 
 def load_with_origins(files: list[Path], arguments: list[str]) -> tuple[RunConfig, dict[str, str]]:
@@ -24,10 +26,15 @@ def load_with_origins(files: list[Path], arguments: list[str]) -> tuple[RunConfi
     Raises:
         ConfigError: see `yatt.config.load.load_run_config`.
     """
-    faults: list[str] = []
+    faults = list[Finding]()
     tree = read_parts(files, arguments, faults)
     config = load_tree(RunConfig, tree, ", ".join(map(str, files)), faults, broken_relations)
-    return config, dict(_origins(asdict(config), tree, ""))
+    usual, values = dict(_leaves(_defaults(RunConfig), "")), dict(_leaves(asdict(config), ""))
+    origins = dict(_origins(asdict(config), tree, ""))
+    for key, at in origins.items():
+        if at == DEFAULT and values.get(key) != usual.get(key, values.get(key)):
+            origins[key] = FILLED_IN
+    return config, origins
 
 
 def origins_of_run(config: RunConfig) -> dict[str, str]:

@@ -17,12 +17,7 @@ from yatt.config.sections.algorithm import (
 )
 from yatt.config.sections.critic import CriticSection as CriticSection
 from yatt.config.sections.environment import EnvironmentSection as EnvironmentSection
-from yatt.config.sections.given import (
-    FORMS,
-    GROUP_SIZES,
-    PreferenceSection as PreferenceSection,
-    RowForm,
-)
+from yatt.config.sections.given import FORMS, GROUP_SIZES, PreferenceSection as PreferenceSection, RowForm
 from yatt.config.sections.judges import VerdictSection as VerdictSection
 from yatt.config.sections.media import MediaSection as MediaSection, VisionSection as VisionSection
 from yatt.config.sections.operation import (
@@ -39,10 +34,13 @@ from yatt.config.sections.profile import ProfileSection as ProfileSection
 from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
+    ENGINE_SIZE,
     FILE,
     FILLED,
+    LAYOUT,
     LINE,
     MOST,
+    OPERATIONAL,
     SECONDS,
     SHARE,
     SIZE_BYTES,
@@ -62,13 +60,12 @@ from yatt.config.sections.training import (
 class DataSection:
     """Prompts: verl's parquet and JSONL unchanged, or any JSONL by naming its columns."""
 
-    train_files: tuple[Annotated[str, FILE], ...]
+    train_files: Annotated[tuple[Annotated[str, FILE], ...], OPERATIONAL]
     """JSONL or parquet files, patterns of them (`data/*.jsonl`), or data sets of the Hugging Face hub:
     `hf:REPOSITORY[@REVISION][:CONFIG]:SPLIT`, fetched when the run is started."""
 
-    val_files: tuple[Annotated[str, FILE], ...] = ()
-    """Held-out prompts, scored by `validation`; written like train_files. Where completions are given, their
-    loss is measured."""
+    val_files: Annotated[tuple[Annotated[str, FILE], ...], OPERATIONAL] = ()
+    """Held-out rows, as train_files: prompts, scored by `validation`, or completions, for their loss."""
 
     weights: dict[str, Annotated[float, range_between(0, 1000)]] = field(default_factory=dict)
     """Weight of an entry of train_files; 1 if not written. With 2, a data epoch has each of its rows twice;
@@ -117,12 +114,11 @@ class DataSection:
     lists of frames, or objects with `path`, `bytes` or `video`, as in verl's files. `<video>` stands in the
     prompt where each belongs."""
 
-    media_root: Annotated[str, FILE] = ""
+    media_root: Annotated[str, FILE, OPERATIONAL] = ""
     """Folder of the files that rows name, on every node. Rows cannot name others, nor addresses."""
 
-    media_store: Annotated[str, FILE] = ""
-    """Folder of the pictures whose bytes were in data files; filled in when the run is started. Empty: the
-    run has no pictures."""
+    media_store: Annotated[str, FILE, OPERATIONAL] = ""
+    """Folder of the pictures whose bytes were in data files, filled in at the start; empty: no pictures."""
 
     allow_special_tokens: bool = False
     """Parse the model's control tokens in plain text prompts (for prompts rendered beforehand). Otherwise
@@ -176,7 +172,7 @@ class ModelSection:
     """What trains the policy. scripted: nothing learns, no GPU and no torch is needed, and everything else is
     as it will be: rehearse a job on a site with it (docs/slurm.md). It needs rollout.engine: scripted."""
 
-    spec: Literal["auto", "te", "torch"] = "auto"
+    spec: Annotated[Literal["auto", "te", "torch"], LAYOUT] = "auto"
     """Layer implementation: Transformer Engine or plain torch. auto uses te if it can be imported."""
 
 
@@ -205,30 +201,30 @@ class RolloutSection:
     ignore_eos: bool = False
     """Continue after the end-of-sequence token; for benchmarks."""
 
-    engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
+    engine: Annotated[Literal["auto", "vllm", "transformers", "scripted"], LAYOUT] = "auto"
     """Inference library. auto: vllm if it can be imported, else transformers. scripted: protocol tests."""
 
-    tp_size: Annotated[int, COUNT] = 1
+    tp_size: Annotated[int, COUNT, LAYOUT] = 1
     """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
     larger, several engines are side by side. A multiple of a node's GPUs: the engine spans nodes (vLLM)."""
 
-    max_num_seqs: Annotated[int, COUNT] = 256
+    max_num_seqs: Annotated[int, COUNT, ENGINE_SIZE] = 256
     """Maximum number of requests that an engine runs at the same time."""
 
-    kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
+    kv_cache_bytes: Annotated[int, SIZE_BYTES, ENGINE_SIZE] = 0
     """Size of an engine's KV cache; 0: by `gpu_memory_utilization` (on CPU: 256 MiB)."""
 
-    gpu_memory_utilization: Annotated[float, SHARE] = 0.85
+    gpu_memory_utilization: Annotated[float, SHARE, ENGINE_SIZE] = 0.85
     """Fraction of GPU memory that one engine may use."""
 
-    enforce_eager: bool = False
+    enforce_eager: Annotated[bool, ENGINE_SIZE] = False
     """Do not capture CUDA graphs: starts faster, samples slower."""
 
-    expert_parallel: bool = False
+    expert_parallel: Annotated[bool, LAYOUT] = False
     """Give each GPU of an engine whole experts, not a part of every expert's matrices: for a mixture of
     experts in vLLM on CUDA, with tp_size above 1."""
 
-    engine_args: dict[str, EngineValue] = field(default_factory=dict)
+    engine_args: Annotated[dict[str, EngineValue], LAYOUT] = field(default_factory=dict)
     """Options of vLLM that have no key here, passed on by vLLM's names: quantization, kv_cache_dtype,
     speculative_config, max_num_batched_tokens, compilation_config, attention_backend and others. Options that
     would break what a run relies on are refused."""
@@ -247,11 +243,11 @@ class RolloutSection:
     the rollout phase ends when enough are complete; the others keep their tokens and continue first in the
     next one. Above 1, an iteration does not wait for its longest completions."""
 
-    request_timeout_s: Annotated[float, SECONDS] = 600.0
+    request_timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 600.0
     """Time without a token or other progress after which a completion is aborted and requested again, up to
     `max_retries` times. Waiting for an engine does not count."""
 
-    max_retries: Annotated[int, COUNT_OR_NONE] = 3
+    max_retries: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 3
     """Number of retries of a request before its sample fails."""
 
 
@@ -259,35 +255,36 @@ class RolloutSection:
 class PlacementSection:
     """Assignment of GPUs to roles."""
 
-    mode: Literal["colocated", "partial", "disaggregated"] = "colocated"
+    mode: Annotated[Literal["colocated", "partial", "disaggregated"], LAYOUT] = "colocated"
     """How roles share GPUs. colocated: rollout, GenRMs and trainer use all GPUs in turn. partial: GenRMs
     keep some GPU sets during the rollout phase. disaggregated: some nodes only train, the others only run
     engines."""
 
-    genrm_gpu_sets: Annotated[int, COUNT_OR_NONE] = 0
+    genrm_gpu_sets: Annotated[int, COUNT_OR_NONE, LAYOUT] = 0
     """partial, disaggregated: number of GPU sets of GenRM engines, counted from the last node. A GPU
     set has as many GPUs as the largest tp_size, but at most those of a node."""
 
-    split: Literal["fixed", "dynamic"] = "fixed"
+    split: Annotated[Literal["fixed", "dynamic"], LAYOUT] = "fixed"
     """partial, disaggregated: whether GPU sets stay with rollout or their GenRM. dynamic: they change,
     between batches to the split that is predicted to be fastest, and near the end of a batch to GenRMs with a
-    backlog. genrm_gpu_sets is only the beginning."""
+    backlog; in partial also to taking turns, as in colocated. genrm_gpu_sets is only the beginning."""
 
-    min_gpu_sets: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
-    """dynamic: fewest GPU sets of a role, `rollout` or `genrm:NAME`; 1 if not written."""
+    min_gpu_sets: Annotated[dict[str, Annotated[int, COUNT]], LAYOUT] = field(default_factory=dict)
+    """dynamic: fewest GPU sets of a role, `rollout` or `genrm:NAME`; 1 if not written. With limits roles
+    never take turns."""
 
-    max_gpu_sets: dict[str, Annotated[int, COUNT]] = field(default_factory=dict)
+    max_gpu_sets: Annotated[dict[str, Annotated[int, COUNT]], LAYOUT] = field(default_factory=dict)
     """dynamic: most GPU sets of a role; no limit if not written."""
 
-    trainer_nodes: Annotated[int, COUNT_OR_NONE] = 0
+    trainer_nodes: Annotated[int, COUNT_OR_NONE, LAYOUT] = 0
     """disaggregated: number of trainer nodes, which are the first; all others only run engines."""
 
-    send_changes: bool = True
+    send_changes: Annotated[bool, OPERATIONAL] = True
     """Between nodes, send only the bfloat16 weights that changed since the version before; no effect on other
     types. A node that gives weights then holds them once more in memory, and a node that fetches them has
     the newest changes."""
 
-    send_slices: bool = True
+    send_slices: Annotated[bool, OPERATIONAL] = True
     """Between nodes, send a node of an engine that spans several only the slices of weights that its GPUs
     have; no effect on engines that fit a node. false: all of every tensor, a multiple of the memory and of
     the time, for an engine that reads more than its slices."""
@@ -332,18 +329,22 @@ class RunConfig:
     critic: CriticSection = field(default_factory=CriticSection)
     preference: PreferenceSection = field(default_factory=PreferenceSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
-    validation: ValidationSection = field(default_factory=ValidationSection)
-    lease: LeaseSection = field(default_factory=LeaseSection)
-    sync: SyncSection = field(default_factory=SyncSection)
-    logging: LoggingSection = field(default_factory=LoggingSection)
-    profile: ProfileSection = field(default_factory=ProfileSection)
+    validation: Annotated[ValidationSection, OPERATIONAL] = field(default_factory=ValidationSection)
+    lease: Annotated[LeaseSection, OPERATIONAL] = field(default_factory=LeaseSection)
+    sync: Annotated[SyncSection, OPERATIONAL] = field(default_factory=SyncSection)
+    logging: Annotated[LoggingSection, OPERATIONAL] = field(default_factory=LoggingSection)
+    profile: Annotated[ProfileSection, OPERATIONAL] = field(default_factory=ProfileSection)
     media: MediaSection = field(default_factory=MediaSection)
     vision: VisionSection = field(default_factory=VisionSection)
 
     def __post_init__(self) -> None:
         """Fills in what the kind of run decides, whoever reads it."""
         form = FORMS[self.run.kind]
-        rule(self.data.form in ("prompts", form), "data.form is filled in by run.kind; remove it.")
+        rule(
+            self.data.form in ("prompts", form),
+            f"run.kind is {self.run.kind}, but data.form is {self.data.form}. A run keeps its kind; in a "
+            "file of your own leave out data.form, which run.kind fills in.",
+        )
         if (size := GROUP_SIZES.get(form)) is None:
             return
         rule(
@@ -357,6 +358,11 @@ class RunConfig:
     def is_given(self) -> bool:
         """Whether completions are given, and nothing is sampled."""
         return self.data.form != "prompts"
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are trainer ranks, and so weights to publish and checkpoints."""
+        return self.run.kind != "evaluation"
 
     @property
     def has_pairs(self) -> bool:

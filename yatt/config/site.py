@@ -14,6 +14,7 @@ from yatt.config.load import load_as, load_over
 from yatt.config.sections.operation import no_credentials, rule
 from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, FILE, LINE, Free
 from yatt.config.sections.sbatch import env_faults, option_faults
+from yatt.errors import Finding, mistake_in
 
 COMPONENTS = ("trainer", "engines")
 """Components of a job that may request different resources."""
@@ -21,7 +22,6 @@ COMPONENTS = ("trainer", "engines")
 WARNING_SLACK_S = 60
 """Slurm may send the warning this much earlier than requested, because it checks in steps of a minute."""
 
-Fault = tuple[str, str]
 _BLANK = re.compile(r"\s")
 
 
@@ -236,7 +236,8 @@ class SiteConfig:
 
     layout: Literal["auto", "het", "flat"] = "auto"
     """het: a heterogeneous job with one component for trainer and one for engines; flat: a plain job whose
-    nodes the launcher divides; auto: het if the components differ and the cluster supports it."""
+    nodes the launcher divides; auto: het if some nodes do not train and the cluster supports it. But one
+    trainer node that asks for what the others do is in a flat job, which Slurm keeps when a node dies."""
 
     requeue: Literal["auto", "requeue", "chain"] = "auto"
     """How a stopped run continues. requeue: under the same job id; chain: by a new job that waits for the end
@@ -290,11 +291,13 @@ def site_component(site: SiteConfig, name: str) -> ComponentSection:
     return replace(own, **{key: getattr(site, key) for key in shared})
 
 
-def site_rules(site: SiteConfig) -> Iterator[Fault]:
+def site_rules(site: SiteConfig) -> Iterator[Finding]:
     """Yields every mistake between keys."""
     for name in site.components:
         if name not in COMPONENTS:
-            yield f"components.{name}", f"no such component; write one of {', '.join(COMPONENTS)}."
+            yield mistake_in(
+                f"components.{name}", f"no such component; write one of {', '.join(COMPONENTS)}."
+            )
         yield from option_faults(f"components.{name}.sbatch_args", site.components[name].sbatch_args)
     yield from option_faults("sbatch_args", site.sbatch_args)
     yield from env_faults(site.env)
@@ -303,23 +306,27 @@ def site_rules(site: SiteConfig) -> Iterator[Fault]:
     absolute = {"scratch_dir": site.scratch_dir, "shm_dir": site.shm_dir, "template": site.template}
     for key, folder in absolute.items():
         if folder and not folder.startswith("/"):
-            yield key, f"'{folder}' is relative, but jobs start in other folders; write an absolute path."
+            yield mistake_in(
+                key, f"'{folder}' is relative, but jobs start in other folders; write an absolute path."
+            )
     if site.checkpoint_url_prefix and not re.match(r"\w+://.|/", site.checkpoint_url_prefix):
-        yield (
+        yield mistake_in(
             "checkpoint_url_prefix",
             "is neither a URL nor an absolute path; write s3://bucket/prefix or /folder.",
         )
     for index, line in enumerate(site.setup):
         if line.lstrip().startswith("#SBATCH"):
-            yield f"setup[{index}]", "Slurm ignores #SBATCH in these lines; use the keys of this file."
+            yield mistake_in(
+                f"setup[{index}]", "Slurm ignores #SBATCH in these lines; use the keys of this file."
+            )
 
 
-def _timing(site: SiteConfig) -> Iterator[Fault]:
+def _timing(site: SiteConfig) -> Iterator[Finding]:
     if not 1 <= site.signal_lead_s <= 65535:
-        yield "signal_lead_s", f"{site.signal_lead_s}; write 1 to 65535, the range of Slurm."
+        yield mistake_in("signal_lead_s", f"{site.signal_lead_s}; write 1 to 65535, the range of Slurm.")
     shortest_s = site.signal_lead_s + 2 * WARNING_SLACK_S
     if site.time_limit_min * 60 < shortest_s:
-        yield (
+        yield mistake_in(
             "time_limit_min",
             f"{site.time_limit_min} min leaves no time to work: Slurm warns signal_lead_s "
             f"{site.signal_lead_s} s before the end, up to {WARNING_SLACK_S} s early; write "
@@ -327,11 +334,11 @@ def _timing(site: SiteConfig) -> Iterator[Fault]:
         )
 
 
-def _asking(site: SiteConfig) -> Iterator[Fault]:
+def _asking(site: SiteConfig) -> Iterator[Finding]:
     if site.ip_version not in (0, 4, 6):
-        yield "ip_version", f"{site.ip_version}; write 4, 6, or 0 for any."
+        yield mistake_in("ip_version", f"{site.ip_version}; write 4, 6, or 0 for any.")
     elif site.ip_version and not site.interface:
-        yield (
+        yield mistake_in(
             "ip_version",
             f"{site.ip_version} selects an address of an interface; write `interface` as well.",
         )
@@ -339,10 +346,10 @@ def _asking(site: SiteConfig) -> Iterator[Fault]:
     types |= {f"components.{name}.gpu_type": part.gpu_type for name, part in site.components.items()}
     for key, wanted in types.items():
         if wanted and site.gpus_directive == "none":
-            yield key, "gpus_directive: none requests no GPUs, so no type; remove one of them."
+            yield mistake_in(key, "gpus_directive: none requests no GPUs, so no type; remove one of them.")
     partitions = {site_component(site, name).partition for name in COMPONENTS}
     if site.layout == "flat" and len(partitions) > 1:
-        yield "layout", "a flat job has one partition, but the components have two; write het."
+        yield mistake_in("layout", "a flat job has one partition, but the components have two; write het.")
 
 
 def _plain_words(section: object, keys: tuple[str, ...]) -> None:

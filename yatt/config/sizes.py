@@ -6,14 +6,16 @@ from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 
 
 def num_trainer_nodes(config: RunConfig) -> int:
-    """Returns the number of trainer nodes; they are the first nodes."""
+    """Returns the number of trainer nodes; they are the first nodes. In an evaluation they are those with
+    prompts."""
     return config.placement.trainer_nodes if config.placement.mode == "disaggregated" else config.launch.nodes
 
 
 def node_gpus(config: RunConfig) -> tuple[int, ...]:
-    """Returns the number of GPUs of each node."""
+    """Returns the number of GPUs of each node: none where a node is for prompts and scores only."""
     launch, trainers = config.launch, num_trainer_nodes(config)
-    return (launch.gpus_per_node,) * trainers + (engine_node_gpus(config),) * (launch.nodes - trainers)
+    own = launch.gpus_per_node if config.trains or config.placement.mode != "disaggregated" else 0
+    return (own,) * trainers + (engine_node_gpus(config),) * (launch.nodes - trainers)
 
 
 def engine_node_gpus(config: RunConfig) -> int:
@@ -92,6 +94,14 @@ def slab_limits(config: RunConfig, role: str) -> tuple[int, int]:
     """Returns the fewest and the most slabs that a role may have with a dynamic split."""
     place = config.placement
     return place.min_gpu_sets.get(role, 1), place.max_gpu_sets.get(role, num_slabs(config))
+
+
+def may_take_turns(config: RunConfig) -> bool:
+    """Whether a dynamic split may give all slabs to rollout, and then to each GenRM: the trainer uses them
+    too, and no role has a limit."""
+    place = config.placement
+    is_free = not (place.min_gpu_sets or place.max_gpu_sets)
+    return place.mode == "partial" and place.split == "dynamic" and is_free
 
 
 def first_split(config: RunConfig) -> dict[str, int]:

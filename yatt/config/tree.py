@@ -8,6 +8,7 @@ and a value that YAML cannot read is reported like any other mistake.
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final
 import yaml
 
 from yatt.credentials import is_secret_name, redacted_text
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 from yatt.printable import printable
 
 MAX_BYTES = 1 << 19
@@ -41,7 +42,7 @@ class YamlNode:
     at: str
 
 
-def read_tree(path: Path, faults: list[str]) -> YamlNode:
+def read_tree(path: Path, faults: list[Finding]) -> YamlNode:
     """Parses one file. Duplicate keys are mistakes; the first one is kept.
 
     Raises:
@@ -83,7 +84,7 @@ def _read_regular(path: Path) -> bytes:
     return data
 
 
-def parse_tree(text: str, name: str, faults: list[str]) -> YamlNode:
+def parse_tree(text: str, name: str, faults: list[Finding]) -> YamlNode:
     """Parses `text`; places are written as ``name:line``.
 
     Raises:
@@ -140,7 +141,7 @@ class _Converter:
 
     name: str
     loader: yaml.SafeLoader
-    faults: list[str]
+    faults: list[Finding]
     count: int = 0
 
     def convert(self, node: yaml.Node, depth: int) -> YamlNode:
@@ -171,10 +172,8 @@ class _Converter:
         for key_node, value_node in node.value:
             key = self._key(key_node)
             if key in out:
-                self.faults.append(
-                    f"{self._place(key_node)}: key '{key}' is written twice (first at {out[key].at}); "
-                    "delete one of them."
-                )
+                says = f"key '{key}' is written twice (first at {out[key].at}); delete one of them."
+                self.faults.append(Finding(place=self._place(key_node), says=says))
             elif key is not None:
                 out[key] = self.convert(value_node, depth + 1)
         return out
@@ -188,7 +187,7 @@ class _Converter:
             says = "a key must be a word, not a list or a section."
         else:
             return None if self._scalar(node) is UNREADABLE else str(node.value)
-        self.faults.append(f"{self._place(node)}: {says}")
+        self.faults.append(Finding(place=self._place(node), says=says))
         return None
 
     def _scalar(self, node: yaml.Node) -> Any:
@@ -202,10 +201,11 @@ class _Converter:
         else:
             return node.value if ":" in str(node.value) and isinstance(value, (int, float)) else value
         kind = node.tag.rpartition(":")[2]
-        self.faults.append(
-            f"{self._place(node)}: {_short(node.value)} cannot be read as YAML's '{kind}' ({why}); put it in "
-            "quotes if it is text, without a tag (!!) before it."
+        says = (
+            f"{_short(node.value)} cannot be read as YAML's '{kind}' ({why}); put it in quotes if it is "
+            "text, without a tag (!!) before it."
         )
+        self.faults.append(Finding(place=self._place(node), says=says))
         return UNREADABLE
 
 
@@ -255,7 +255,14 @@ def _merged_items(items: list[YamlNode], over: YamlNode, at: str, key: str) -> Y
     return YamlNode(merged, at)
 
 
-def argument_tree(argument: str, faults: list[str]) -> YamlNode:
+def files_and_arguments(file: Path, more: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Divides the words after a file on a command line, which are mixed: the file with its overlays, and
+    arguments ``a.b=c``."""
+    overlays = [Path(part) for part in more if "=" not in part]
+    return [file, *overlays], [part for part in more if "=" in part]
+
+
+def argument_tree(argument: str, faults: list[Finding]) -> YamlNode:
     """Parses one ``a.b=c`` argument into a tree; c is YAML. A number selects an item of a list, from 0:
     ``rewards.0.path=c`` or, as in messages, ``rewards[0].path=c``.
 

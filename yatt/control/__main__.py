@@ -47,9 +47,12 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--slurm", choices=("", "auto", "requeue", "chain"), default="", metavar="HOW",
+        "--slurm",
+        choices=("", "auto", "requeue", "chain"),
+        default="",
+        metavar="HOW",
         help="stand in for a lost leader at Slurm; how the job is started anew, as in the site file",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--life", type=int, default=1, help="which process of this node's controller in the attempt it is"
     )
@@ -84,20 +87,32 @@ def _node(arguments: argparse.Namespace) -> Node:
     share_with(config.run.share)
     devices: tuple[str, ...] = ()
     cpus: tuple[frozenset[int], ...] = ()
-    if arguments.device == "cuda":
-        count = node_gpus(config)[arguments.node]
+    count = node_gpus(config)[arguments.node]
+    device = arguments.device if count else "cpu"
+    if device == "cuda":
         devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
         cpus = cpus_by_device(devices) if config.launch.bind_workers else ()
     started = partial(record_of_attempt, paths, arguments.attempt, STARTED)
     how = arguments.slurm
     requeue = Requeue.of_this_start(paths, arguments.attempt, how) if how else None
     node = Node(
-        config=config, paths=paths, placement=placement_of(config), attempt=arguments.attempt,
-        index=arguments.node, host=arguments.host, device=arguments.device, devices=devices, cpus=cpus,
-        absent=arguments.absent, life=arguments.life, requeue=requeue, config_hash=config_hash(own),
-        samples_hash=samples_hash(own), inputs=inputs_of(Attempt(arguments.attempt, with_retries(started))),
-    )  # fmt: skip
-    if node.device == "cuda" and node.is_trainer_node:
+        config=config,
+        paths=paths,
+        placement=placement_of(config),
+        attempt=arguments.attempt,
+        index=arguments.node,
+        host=arguments.host,
+        device=device,
+        devices=devices,
+        cpus=cpus,
+        absent=arguments.absent,
+        life=arguments.life,
+        requeue=requeue,
+        config_hash=config_hash(own),
+        samples_hash=samples_hash(own),
+        inputs=inputs_of(Attempt(arguments.attempt, with_retries(started))),
+    )
+    if node.device == "cuda" and node.is_trainer_node and config.trains:
         _check_variables(config)
     if cause := program_of(node).cause_without(node.absent):
         listed = ",".join(map(str, sorted(node.absent)))

@@ -54,11 +54,14 @@ class Components:
         """Returns what this node's engines and requests are doing now."""
         router, engines, genrms = self.router, self.engines, self.router.genrms
         return NodeLoad(
-            slabs=engines.loads(), steps=dict(self.meter.steps), costs=dict(self.meter.costs),
-            built=self.meter.built(), unfit=self.unfit.found(),
+            slabs=engines.loads(),
+            steps=dict(self.meter.steps),
+            costs=dict(self.meter.costs),
+            built=self.meter.built(),
+            unfit=self.unfit.found(),
             num_waiting=router.num_waiting(ROLLOUT) + router.expected + engines.num_waiting(ROLLOUT),
             num_asked={role: router.num_asked(role) for role in genrms},
-        )  # fmt: skip
+        )
 
 
 def build_components(
@@ -92,10 +95,22 @@ def build_components(
     arbiter = Arbiter(node, supervisor, events, holding, reports.failed)
     unfit.subscribe(arbiter.give_back)
     return Components(
-        peers=peers, reports=reports, supervisor=supervisor, engines=engines, progress=progress,
-        publications=publications, given_weights=GivenWeights(node, publications.fetched),
-        workers=workers, uploads=uploads, rewards=rewards, media=media, prepared=prepared, pictures=pictures,
-        router=router, rooms=rooms,
-        meter=meter, unfit=unfit,
+        peers=peers,
+        reports=reports,
+        supervisor=supervisor,
+        engines=engines,
+        progress=progress,
+        publications=publications,
+        given_weights=GivenWeights(node, publications.fetched),
+        workers=workers,
+        uploads=uploads,
+        rewards=rewards,
+        media=media,
+        prepared=prepared,
+        pictures=pictures,
+        router=router,
+        rooms=rooms,
+        meter=meter,
+        unfit=unfit,
         arbiter=arbiter,
-    )  # fmt: skip
+    )

@@ -11,16 +11,18 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from yatt.adapters.files.patience import exit_code_of
+from yatt.adapters.net.crowd import Spawned
 from yatt.control.components import Components
 from yatt.control.gpus.engines import Bounced
 from yatt.control.gpus.processes.host_memory import node_memory
 from yatt.control.gpus.processes.worker_plan import MEDIA, REWARD, UPLOADER, Worker
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.node import Node
+from yatt.control.rollouts.evaluator import Evaluator
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import lost_rank
 from yatt.core.gpus.lease import Stage
-from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab
+from yatt.core.gpus.placement import ROLLOUT, TRAINER, Holders, Slab
 from yatt.core.requests.peer_name import parsed_peer
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
@@ -34,27 +36,37 @@ class Controller:
     """Carries out orders on one node.
 
     Args:
-        trainer_node: the additional orders of a node with trainer ranks; None on an engine node.
+        trainer_node: the additional orders of a node with trainer ranks, or with prompts of an evaluation;
+            None on an engine node.
     """
 
-    def __init__(self, node: Node, parts: Components, trainer_node: TrainerNode | None) -> None:
+    def __init__(self, node: Node, parts: Components, trainer_node: TrainerNode | Evaluator | None) -> None:
         self._node, self._parts, self._trainer_node = node, parts, trainer_node
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
         self._seq = 0  # of the newest barrier
         self._moving: dict[Slab, str] = {}  # slabs that are moved now, and the role that gets them
         self.quit = asyncio.Event()
         self.exit_code = EXIT_FAILED
         self._orders: dict[type[m.Message], Callable[..., Answer]] = {
-            c.StartWorkers: self._start_workers, c.SwitchSlabs: self._switch_slabs,
-            c.PublishOrder: self._publish,
-            c.DescribeWeights: parts.given_weights.describe, c.OfferWeights: parts.given_weights.offer,
+            c.StartWorkers: self._start_workers,
+            c.SwitchSlabs: self._switch_slabs,
+            m.Publish: self._publish,
+            c.DescribeWeights: parts.given_weights.describe,
+            c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
-            c.SyncWeights: self._sync, c.Forward: self._forward, c.ForwardAbort: self._forward_abort,
-            MoveSlab: self._move_slab, LoadQuery: self._load, c.GrantSlabs: self._grant_slabs,
-            c.PeerJoined: self._peer_joined, c.Roster: self._admitted,
-            c.PeerLost: self._peer_lost, c.Quit: self._quit, c.StatusQuery: self._status,
+            c.SyncWeights: self._sync,
+            c.Forward: self._forward,
+            c.ForwardAbort: self._forward_abort,
+            MoveSlab: self._move_slab,
+            LoadQuery: self._load,
+            c.GrantSlabs: self._grant_slabs,
+            c.PeerJoined: self._peer_joined,
+            c.Roster: self._admitted,
+            c.PeerLost: self._peer_lost,
+            c.Quit: self._quit,
+            c.StatusQuery: self._status,
             **(trainer_node.orders if trainer_node is not None else {}),
-        }  # fmt: skip
+        }
 
     async def handle(self, sender: str, body: m.Message) -> m.Message | None:
         """Handles an order of the leader, or a peer's message. A failure is answered by Failed."""
@@ -109,18 +121,20 @@ class Controller:
             case m.RewardsLoaded():
                 self._parts.rewards.loaded(body)
             case m.Hello():
-                worker.hello_bytes = self._parts.arbiter.weigh(worker)
-                worker.hello.set()
+                worker.process.hello_bytes = self._parts.arbiter.weigh(worker)
+                worker.process.hello.set()
                 self._parts.supervisor.nurseries.came_up(worker)
                 if worker.role == REWARD:
                     self._parts.rewards.ready(worker)
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
         placement = self._node.placement  # engines that a slab may have later start at the first move
+        first = placement.first_roles_of if self._node.config.trains else _only_of(placement.sampling)
         workers = [
-            worker for worker in self._parts.supervisor.workers.values()
-            if worker.slab is None or worker.role in placement.first_roles_of(worker.slab)
-        ]  # fmt: skip
+            worker
+            for worker in self._parts.supervisor.workers.values()
+            if worker.slab is None or worker.role in first(worker.slab)
+        ]
         await asyncio.gather(*(self.first_start(worker) for worker in workers))
         return m.Done()
 
@@ -155,6 +169,9 @@ class Controller:
             arbiter.want(slab, wanted[slab])
         for slab, role in wanted.items():
             await arbiter.settled(slab, role, self._node.config.launch.phase_timeout_s)
+        if order.part == "prepare" and not self._node.config.trains:  # each role has one turn
+            workers = self._parts.supervisor.workers.values()
+            await self._parts.supervisor.retire(w for w in workers if w.is_engine and w.process.is_asleep)
         return m.Done()
 
     async def _move_slab(self, order: MoveSlab) -> m.Message:
@@ -184,9 +201,9 @@ class Controller:
             self._parts.arbiter.want(slab, holders.get(slab.index, ""))
         return m.Done()
 
-    async def _publish(self, order: c.PublishOrder) -> m.Message:
+    async def _publish(self, order: m.Publish) -> m.Message:
         await self._parts.uploads.publishing(order.policy_version)
-        return await self._parts.workers.publish(order.policy_version, order.probe)
+        return await self._parts.workers.publish(order)
 
     async def _sync(self, _: c.SyncWeights) -> m.Message:
         await self._parts.workers.sync()
@@ -208,7 +225,8 @@ class Controller:
                 peers.admit(each.node, each.life, each.address)
         for index in set(order.lost) - peers.lost:
             peers.exclude(index, "is lost", peers.life(index))
-        self._parts.rooms.open(*(set(self._node.placement.pools) - {ROLLOUT}))
+        awaited = {ROLLOUT} if self._node.config.trains else set[str]()
+        self._parts.rooms.open(*(set(self._node.placement.pools) - awaited))
         return m.Done()
 
     async def _forward(self, order: c.Forward) -> m.Message:
@@ -219,9 +237,11 @@ class Controller:
             return c.ForwardBounced(why=str(error), room=engines.room(role), version=engines.version)
         origin = order.sample.request_id.partition("/")[0]
         return c.Forwarded(
-            completed=completed, room=engines.room(role), version=engines.version,
+            completed=completed,
+            room=engines.room(role),
+            version=engines.version,
             elsewhere=engines.num_under_way(role, but=origin),
-        )  # fmt: skip
+        )
 
     async def _forward_abort(self, order: c.ForwardAbort) -> None:
         await self._parts.engines.abort(order.role, order.origin, order.request_ids)
@@ -236,9 +256,11 @@ class Controller:
     async def _status(self, _: c.StatusQuery) -> m.Message:
         leases = {slab.name: self._parts.arbiter.lease(slab) for slab in self._node.slabs}
         text = json.dumps(
-            {name: {"stage": lease.stage.value, "holder": lease.holder, "token": lease.token}
-             for name, lease in leases.items()}
-        )  # fmt: skip
+            {
+                name: {"stage": lease.stage.value, "holder": lease.holder, "token": lease.token}
+                for name, lease in leases.items()
+            }
+        )
         return c.StatusAnswer(text=text.encode())
 
     async def watch_exits(self) -> None:
@@ -263,6 +285,8 @@ class Controller:
             self._parts.media.ended(worker, how)
         elif worker.slab is None:
             self._parts.rewards.ended(worker, how)
-            task = asyncio.get_running_loop().create_task(self._parts.supervisor.start(worker))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._parts.supervisor.start(worker))
+
+
+def _only_of(holders: Holders) -> Callable[[Slab], tuple[str, ...]]:
+    return lambda slab: (holders[slab],)

@@ -27,6 +27,7 @@ from yatt.control.leader.alarms import Alarms
 from yatt.control.leader.background import Background
 from yatt.control.leader.batches import BatchSampling
 from yatt.control.leader.coordinator import Coordinator
+from yatt.control.leader.evaluation_work import EvaluationWork
 from yatt.control.leader.inbox import Inbox
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
@@ -43,16 +44,24 @@ from yatt.control.membership.newer_attempt import may_wait, watch_newer_attempt
 from yatt.control.membership.peers import Peers
 from yatt.control.membership.rendezvous import meet_peers
 from yatt.control.node import Node
-from yatt.control.peer_messages import Handle, PeerMessages
-from yatt.control.rollouts.episodes import Episodes, rollout_sampling, validation_sampling
+from yatt.control.peer_messages import PeerMessages
+from yatt.control.rollouts.episodes import (
+    Episodes,
+    evaluation_sampling,
+    rollout_sampling,
+    validation_sampling,
+)
+from yatt.control.rollouts.evaluator import EvaluatedRows, Evaluator
 from yatt.control.rollouts.given import GivenGroups, HeldOutGroups
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.kept import KeptGroups
 from yatt.control.rollouts.groups.prompt_source import PromptSource
+from yatt.control.rollouts.node_groups import NodeGroups
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.sources import score_sources
 from yatt.control.rollouts.validation import Validator
 from yatt.control.trainer_node import TrainerNode
 from yatt.control.training import NodeTraining
@@ -63,6 +72,8 @@ from yatt.models.pictures.probe import read_probe_tokens
 from yatt.obs.story.events import EventLog
 from yatt.paths import rows_folder
 from yatt.records import cluster as c, message as m
+from yatt.records.events.attempts import AttemptStarted
+from yatt.records.events.groups import JudgeAwaited
 from yatt.records.inputs import HELD_OUT
 
 T = TypeVar("T")
@@ -75,22 +86,28 @@ class Session:
     def __init__(self, node: Node, context: "zmq.Context[Socket]") -> None:
         self._node, self._context = node, context
         self._given_up = asyncio.Event()
-        self._peers = Peers(node.absent)
-        self._sender = EventSender(self._peers)
         self._writers = Writers(node)
-        self._to_file = partial(self._writers.lines.append, node.paths.events)
-        self._events = _event_log(node, self._to_file if node.is_leader else self._sender)
-        self._inbox = Inbox() if node.is_leader else None
-        self._reports = FailureReports(self._events, partial(_deliver, node, self._peers, self._inbox))
-        self.stop_requests = StopRequests(node, self._events, self._inbox)
+        peers, inbox = Peers(node.absent), Inbox() if node.is_leader else None
+        sender, to_file = EventSender(peers), partial(self._writers.lines.append, node.paths.events)
+        self._events = _event_log(node, to_file if node.is_leader else sender)
+        reports = FailureReports(self._events, partial(_deliver, node, peers, inbox))
+        self.stop_requests = StopRequests(node, self._events, inbox)
         self._channel = Channel(
-            listening_socket(context, node.endpoint), attempt=node.attempt,
+            listening_socket(context, node.endpoint),
+            attempt=node.attempt,
             resend_s=0,  # inside a node messages are lost only by a process's end
-        )  # fmt: skip
-        self._parts = build_components(node, self._channel, self._peers, self._events, self._reports)
-        self._loads = NodeLoads(self._parts.load)
-        told = self._inbox.silent if self._inbox else _tell_nobody
-        self._liveness = Liveness(node, self._peers, told, self._parts.load)
+        )
+        self._parts = build_components(node, self._channel, peers, self._events, reports)
+        self._messages = PeerMessages(
+            node=node,
+            peers=peers,
+            liveness=Liveness(node, peers, inbox.silent if inbox else _tell_nobody, self._parts.load),
+            to_file=to_file,
+            sender=sender,
+            inbox=inbox,
+            loads=NodeLoads(self._parts.load),
+            controller=asyncio.get_running_loop().create_future(),
+        )
 
     def give_up(self) -> None:
         """Handles the launcher's signal: ends the lost attempt and removes all leftovers."""
@@ -101,22 +118,17 @@ class Session:
         node, lasting = self._node, list[asyncio.Future[None]]()
         channels = [self._channel]
         gate = Gate(self._context, CurveKeys(node.paths.keys))
-        self._events.emit("attempt.start", nodes=node.config.launch.nodes)
+        self._events.emit(AttemptStarted(nodes=node.config.launch.nodes))
         try:
             lasting.append(asyncio.ensure_future(self._stand_in()))  # leader may be lost during rendezvous
-            controller: asyncio.Future[Handle] = asyncio.get_running_loop().create_future()
-            messages = PeerMessages(
-                node=node, peers=self._peers, liveness=self._liveness, to_file=self._to_file,
-                sender=self._sender, inbox=self._inbox, loads=self._loads, controller=controller,
-            )  # fmt: skip
-            progress = self._parts.progress.told_to
+            messages, progress = self._messages, self._parts.progress.told_to
             met = await self._unless_given_up(meet_peers(node, self._context, messages.handle, progress))
             channels.append(met.channel)
-            self._peers.dial_with(met.dial)
+            messages.peers.lines.dial_with(met.dial)
             if node.is_newcomer:
                 await self._unless_given_up(self._knock(met.address))
-            lasting.append(asyncio.ensure_future(self._liveness.run()))
-            return await self._serve(met.channel, controller, lasting)
+            lasting.append(asyncio.ensure_future(messages.liveness.run()))
+            return await self._serve(met.channel, lasting)
         finally:
             for task in lasting:
                 task.cancel()
@@ -132,34 +144,39 @@ class Session:
             DeadlineExceeded: the leader does not answer.
         """
         limit_s = self._node.config.launch.node_silence_s
-        answer = await self._peers.request(0, c.Knock(address=address), limit_s)
+        answer = await self._parts.peers.request(0, c.Knock(address=address), limit_s)
         m.unless_failed(answer, "node0")
 
-    async def _serve(
-        self, peer_channel: Channel, orders: "asyncio.Future[Handle]", lasting: Sequence[asyncio.Future[None]]
-    ) -> int:
+    async def _serve(self, peer_channel: Channel, lasting: Sequence[asyncio.Future[None]]) -> int:
         """Creates the components that read files, then carries out orders until Quit."""
         node, parts = self._node, self._parts
         sayer = store_sayer(self._events, node.name)
         # Reading data and tokenizers can take long, and peers must receive messages of this node meanwhile.
-        trainer_node = None
+        trainer_node: TrainerNode | Evaluator | None = None
         if node.is_trainer_node:
-            made = partial(_trainer_node, node, parts, self._events, self._writers, sayer)
-            trainer_node = await call_in_thread(made)
+            make = partial(_trainer_node, sayer=sayer) if node.config.trains else _evaluator
+            trainer_node = await call_in_thread(partial(make, node, parts, self._events, self._writers))
         controller = Controller(node, parts, trainer_node)
         self._channel.serve(controller.from_worker, parts.progress.told_to)
         coordinator = None
-        if self._inbox is not None:
-            coordinator = await self._coordinator(controller, self._inbox, sayer)
+        if (inbox := self._messages.inbox) is not None:
+            coordinator = await self._coordinator(controller, inbox, sayer)
         collect_rarely()
-        orders.set_result(controller.handle)
+        self._messages.controller.set_result(controller.handle)
         works = [
-            controller.quit.wait(), controller.watch_exits(), parts.arbiter.run(),
-            self._channel.failure(), peer_channel.failure(), parts.peers.failure(), parts.reports.run(),
-            self._watch_newer_attempt(), self._watch_launcher(),
+            controller.quit.wait(),
+            controller.watch_exits(),
+            parts.arbiter.run(),
+            self._channel.failure(),
+            peer_channel.failure(),
+            parts.peers.lines.failure(),
+            parts.reports.run(),
+            self._watch_newer_attempt(),
+            self._watch_launcher(),
             watch_writer(self._writers.lines, self._events),
-            parts.supervisor.shared_memory.run(), parts.supervisor.orphans.run(),
-        ]  # fmt: skip
+            parts.supervisor.shared_memory.run(),
+            parts.supervisor.orphans.run(),
+        ]
         if coordinator is not None:
             works += [_lead(coordinator), self.stop_requests.watch()]
         await _until_one_ends([*lasting, *(asyncio.ensure_future(work) for work in works)])
@@ -168,22 +185,24 @@ class Session:
     async def _coordinator(
         self, controller: Controller, inbox: Inbox, sayer: Callable[[str], None]
     ) -> Coordinator:
-        node, parts, events = self._node, self._parts, self._events
+        node, parts, events, background = self._node, self._parts, self._events, Background(inbox)
         clients = NodeClients(node, controller.handle, parts.peers, inbox.gave_up, parts.progress.whole)
+        slabs = Slabs(node, clients, self._messages.loads, events, background)
+        row = MetricsRow(node, self._writers.lines, Alarms(node.config, events))
+        if not node.config.trains:
+            work = EvaluationWork(node, clients, slabs)
+            return Coordinator(node, clients, work, row, events, background)
         store = await call_in_thread(partial(claimed_run_store, node.config, node.paths.root, sayer))
         folder_id = await call_in_thread(partial(with_retries, partial(own_folder_id, node.paths, store)))
         checkpoints = Checkpoints(store, node.attempt, node.config.run.id, folder_id)
-        row = MetricsRow(node, self._writers.lines, Alarms(node.config, events))
         read = partial(
             read_probe_tokens, node.config.model.path, has_pictures=bool(node.config.data.media_store)
         )
         probe = await call_in_thread(partial(with_retries, read))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
-        background = Background(inbox)
-        slabs = Slabs(node, clients, self._loads, events, background)
         batches = BatchSampling(node, clients, slabs, events, background)
-        work = PhaseWork(node, clients, commits, batches, row, probe)
-        return Coordinator(node, clients, work, row, events, background)
+        trained = PhaseWork(node, clients, commits, batches, row, probe)
+        return Coordinator(node, clients, trained, row, events, background)
 
     async def _stand_in(self) -> None:
         """Writes the leader's heartbeat; on Slurm, runs the dead-man's switch of other controllers."""
@@ -191,8 +210,8 @@ class Session:
         if node.is_leader:
             await write_heartbeat(node.paths, node.attempt)
         elif node.requeue is not None:
-            events = _event_log(node, self._to_file)
-            silence_s, limits = partial(self._liveness.silence_s, 0), limits_of(node.index)
+            events = _event_log(node, self._messages.to_file)
+            silence_s, limits = partial(self._messages.liveness.silence_s, 0), limits_of(node.index)
             await DeadMan(node, node.requeue, events, silence_s, limits).run()
         else:
             await asyncio.Event().wait()
@@ -208,7 +227,7 @@ class Session:
         return await meeting
 
     async def _watch_newer_attempt(self) -> None:
-        node, silence_s = self._node, partial(self._liveness.silence_s, 0)
+        node, silence_s = self._node, partial(self._messages.liveness.silence_s, 0)
         is_steady = partial(may_wait, node.index, node.config.launch.nodes, silence_s)
         await watch_newer_attempt(node.paths, node.attempt, node.index, node.life, is_steady=is_steady)
 
@@ -219,8 +238,8 @@ class Session:
     async def _close(self, channels: list[Channel]) -> None:
         self._parts.given_weights.close()
         await self._parts.supervisor.close(WORKER_GRACE_S)
-        await self._sender.close()
-        await self._peers.close()
+        await self._messages.sender.close()
+        await self._parts.peers.lines.close()
         for channel in channels:
             await channel.close()
         await call_in_thread(self._writers.close)
@@ -241,37 +260,66 @@ async def _deliver(node: Node, peers: Peers, inbox: Inbox | None, report: c.Fail
         await peers.request(0, report, node.config.launch.phase_timeout_s)
 
 
-def _trainer_node(
-    node: Node, parts: Components, events: EventLog, writers: Writers, sayer: Callable[[str], None]
-) -> TrainerNode:
-    """Creates the components that only a node with trainer ranks has."""
+def _opened_rows(node: Node, *, is_held_out: bool) -> RowFiles:
+    config = node.config
+    files = config.data.val_files if is_held_out else config.data.train_files
+    return RowFiles(
+        files,
+        config.data,
+        rows_folder(node.scratch, is_held_out=is_held_out),
+        columns=called_columns(config),
+        limit_s=config.launch.phase_timeout_s,
+    )
+
+
+def _scoring(node: Node, parts: Components, events: EventLog) -> tuple[Tokenizer, Judge, Scorer]:
+    """Creates what samples are encoded and scored with."""
     config, limit_s = node.config, node.config.launch.phase_timeout_s
-    opened = partial(RowFiles, data=config.data, columns=called_columns(config), limit_s=limit_s)
-    rows = opened(config.data.train_files, scratch=rows_folder(node.scratch, is_held_out=False))
     tokenizer = with_retries(
         partial(Tokenizer, config.model.path, config.data.template_time), limit_s=limit_s
     )
     num_nodes = len(node.placement.trainer_nodes)
     judge = Judge(
-        config, parts.router.complete, parts.router.abort, parts.rewards.call, num_nodes,
-        lambda genrm, error: events.emit("judge.wait", genrm=genrm, error=error),
-    )  # fmt: skip
+        config,
+        parts.router.complete,
+        parts.router.abort,
+        parts.rewards.call,
+        num_nodes,
+        lambda genrm, error: events.emit(JudgeAwaited(genrm=genrm, error=error)),
+    )
     judge.show_with(parts.prepared.opened_files)
-    scorer = Scorer(config, judge, parts.rewards.call)
+    return tokenizer, judge, Scorer(config, judge, score_sources(config, judge, parts.rewards.call))
+
+
+def _evaluator(node: Node, parts: Components, events: EventLog, writers: Writers) -> Evaluator:
+    """Creates the components that only a node with prompts of an evaluation has."""
+    rows = _opened_rows(node, is_held_out=True)
+    tokenizer, judge, scorer = _scoring(node, parts, events)
+    sampling = evaluation_sampling(node.config)
+    episodes = Episodes(node, tokenizer, parts.router, parts.rewards.call, sampling)
+    kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_sampled_with(node))
+    return Evaluator(node, EvaluatedRows(rows, kept), episodes, scorer, judge, events)
+
+
+def _trainer_node(
+    node: Node, parts: Components, events: EventLog, writers: Writers, sayer: Callable[[str], None]
+) -> TrainerNode:
+    """Creates the components that only a node with trainer ranks has."""
+    config = node.config
+    rows = _opened_rows(node, is_held_out=False)
+    tokenizer, judge, scorer = _scoring(node, parts, events)
     shard = DataShard(config, rows, tokenizer)
     training = NodeTraining(node, parts.workers, parts.peers, parts.uploads, parts.pictures)
     stores = Stores(config, node.paths.root, sayer, parts.progress.done)
-    held_out = None
-    if config.validates:
-        held_out = opened(config.data.val_files, scratch=rows_folder(node.scratch, is_held_out=True))
+    held_out = _opened_rows(node, is_held_out=True) if config.validates else None
     if config.is_given:
         given = GivenGroups(node, shard, HeldOutGroups(node, held_out, tokenizer))
         return TrainerNode(node, given, None, training, judge, stores)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
     kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_sampled_with(node))
-    source = PromptSource(shard, kept)
+    groups = NodeGroups(node, PromptSource(shard, kept))
     recorder = RolloutRecorder(node, scorer, tokenizer, events, writers)
-    sampler = Sampler(node, source, scorer, episodes(rollout_sampling(config)), events, recorder)
+    sampler = Sampler(node, groups, scorer, episodes(rollout_sampling(config)), events, recorder)
     validator = None
     if held_out is not None:
         validator = Validator(node, held_out, scorer, episodes(validation_sampling(config)))

@@ -27,6 +27,7 @@ from yatt.control.training import NodeTraining
 from yatt.core.attempts.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError, WorkerFailed
 from yatt.records import cluster as c, message as m
+from yatt.records.shards import StateFile
 
 Answer = Awaitable[m.Message | None]
 
@@ -41,9 +42,14 @@ class TrainerNode:
     """
 
     def __init__(
-        self, node: Node, sampler: Sampler | GivenGroups, validator: Validator | None, training: NodeTraining,
-        judge: Judge, stores: Stores,
-    ) -> None:  # fmt: skip
+        self,
+        node: Node,
+        sampler: Sampler | GivenGroups,
+        validator: Validator | None,
+        training: NodeTraining,
+        judge: Judge,
+        stores: Stores,
+    ) -> None:
         self._stores, self._local = stores, LocalStore(partial(LocalTier.of, node.config))
         self._frozen = 0, NodeState(next_number=0)
         self._node, self._sampler, self._validator = node, sampler, validator
@@ -51,13 +57,22 @@ class TrainerNode:
         self.training = training
         self._acting: set[asyncio.Task[m.Message]] = set()
         self.orders: dict[type[m.Message], Callable[..., Answer]] = {
-            c.OpenTrainerStore: training.open_store, c.BuildTrainer: self._build,
-            c.RestoreTrainer: self._restore, c.Advance: self._advance, c.BreakOffSampling: self._break_off,
-            c.ValidateOrder: self._validate, c.OpenHeldOut: self._open_held_out,
-            c.TrainOrder: self._train, c.SampleTransfer: training.receive,
-            c.CommitNotice: self._commit, c.SnapshotOrder: self._take_snapshot, c.UploadOrder: self._upload,
-            c.ExportOrder: training.export,
-        }  # fmt: skip
+            c.OpenTrainerStore: training.open_store,
+            c.BuildTrainer: self._build,
+            c.RestoreTrainer: self._restore,
+            c.Advance: self._advance,
+            c.BreakOffSampling: self._break_off,
+            c.ValidateOrder: self._validate,
+            c.OpenHeldOut: self._open_held_out,
+            c.ShowPictures: self._show,
+            c.LeaveOut: self._leave_out,
+            c.TrainOrder: self._train,
+            c.SampleTransfer: training.receive,
+            c.CommitNotice: self._commit,
+            m.TakeSnapshot: self._take_snapshot,
+            m.Upload: self._upload,
+            **{kind: training.pass_on for kind in m.Order.__subclasses__() if kind.passes_to_ranks},
+        }
 
     async def asked(self, ask: m.Ask) -> m.Message:
         """Handles a request of a reward function's GenRM client."""
@@ -121,6 +136,14 @@ class TrainerNode:
         assert isinstance(self._sampler, GivenGroups), "only asked for where completions are given"
         return await self._sampler.held_out.opened()
 
+    async def _show(self, order: c.ShowPictures) -> m.Message:
+        return await self.training.show(order, self._sampler.groups_of(set(order.numbers)))
+
+    async def _leave_out(self, order: c.LeaveOut) -> m.Message:
+        assert isinstance(self._sampler, Sampler), "only asked for in runs with pictures"
+        self._sampler.leave_out(order.reasons, order.iteration)
+        return m.Done()
+
     async def _train(self, order: c.TrainOrder) -> m.Message:
         numbers = {fact.prompt_group for fact in order.facts}
         if order.is_held_out and isinstance(self._sampler, GivenGroups):
@@ -136,25 +159,22 @@ class TrainerNode:
         self._sampler.trained(set(order.numbers), order.iteration)
         return m.Done()
 
-    async def _take_snapshot(self, order: c.SnapshotOrder) -> m.Message:
+    async def _take_snapshot(self, order: m.TakeSnapshot) -> m.Message:
         """Takes the state of ranks and prompt groups after an iteration; can be repeated."""
         self._frozen = order.iteration, frozen_state(self._sampler.state())
         self._sampler.saved(order.iteration)
         return await self.training.take_snapshot(order)
 
-    async def _upload(self, order: c.UploadOrder) -> m.Message:
+    async def _upload(self, order: m.Upload) -> m.Message:
         """Writes the last snapshot to the store, in the background of later phases; or to the local tier."""
         iteration, state = self._frozen
         if iteration != order.iteration:
             raise WorkerFailed(f"there is no snapshot of iteration {order.iteration}, but of {iteration}")
         path = node_state_path(order.url, self._node.index)
 
-        def write() -> c.StateFile:
+        def write() -> StateFile:
             store = self._local if order.is_local else self._stores.of(is_origin=False)
             return write_state(store, path, state)
 
         uploaded = await self.training.upload(order)
-        return c.UploadedNode(
-            files=uploaded.files, state=await call_in_thread(write), host=os.uname().nodename,
-            local_fault=uploaded.local_fault, local_s=uploaded.local_s,
-        )  # fmt: skip
+        return structs.replace(uploaded, state=await call_in_thread(write), host=os.uname().nodename)

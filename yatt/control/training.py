@@ -7,7 +7,8 @@ rank of each dp_rank's model-parallel group receives them from its own controlle
 import asyncio
 import signal
 
-from yatt.adapters.node_local.host_segment import STATE
+from yatt.adapters.node_local.host_segment import CRITIC, CRITIC_STATE, STATE
+from yatt.config.schema import RunConfig
 from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.gpus.seen_pictures import SeenPictures
 from yatt.control.gpus.weights.uploads import Uploads, host_stem
@@ -20,8 +21,8 @@ from yatt.errors import DeadlineExceeded
 from yatt.records import cluster as c, message as m
 from yatt.records.usage import largest_usage
 
-PORTION_BYTES = 4 << 20
-"""Size of samples per message, as each message needs a copy of them while it is sent."""
+PORTION_BYTES = 256 << 10
+"""Size of samples per message: a message is in memory two and a half times while it is sent."""
 
 
 class NodeTraining:
@@ -39,6 +40,7 @@ class NodeTraining:
         self._pictures = pictures
         self._node, self._workers, self._peers, self._uploads = node, workers, peers, uploads
         self._transfers: dict[int, dict[int, m.Rollout]] = {}
+        self._sent: set[tuple[int, int]] = set()  # samples of the update to come, with the node that has each
         self._arrived = asyncio.Condition()
         self.advantages: dict[int, float] = {}
         """Mean advantage over its tokens of each of this node's samples, by sample id, in the last update."""
@@ -60,16 +62,18 @@ class NodeTraining:
         async def build(rank: int, worker: Worker) -> None:
             stem = str(host_stem(self._node, rank))
             built = await self._workers.order(worker, m.Build(stem=stem, attempt=self._node.attempt))
-            worker.host_bytes = built.host_bytes
+            worker.process.host_bytes = built.host_bytes
 
         await asyncio.gather(*(build(rank, worker) for rank, worker in self._local_ranks()))
 
     async def restore(self, order: c.RestoreTrainer) -> m.Restored:
         """Makes every local rank restore itself from a checkpoint; returns the first fault."""
         body = m.Restore(
-            checkpoint=order.checkpoint, is_origin=order.is_origin, is_local=order.is_local,
+            checkpoint=order.checkpoint,
+            is_origin=order.is_origin,
+            is_local=order.is_local,
             weights_only=order.weights_only,
-        )  # fmt: skip
+        )
         answers = await self._workers.order_trainers(body)
         return m.Restored(
             fault=next((answer.fault for answer in answers if answer.fault), ""),
@@ -83,19 +87,28 @@ class NodeTraining:
             self._arrived.notify_all()
         return m.Done()
 
+    async def show(self, order: c.ShowPictures, groups: list[PromptGroup]) -> c.PicturesShown:
+        """Sends every sample to the node that trains on it, and has its rank see the pictures. It can be
+        repeated with fewer groups, which other ranks may get."""
+        assert self._pictures is not None, "only asked for in runs with pictures"
+        show, local = self._pictures.show, await self._distributed(order, _rollouts_of(groups))
+        found = await asyncio.gather(
+            *(show(worker, order.iteration, local.get(rank, ())) for rank, worker in self._local_ranks())
+        )
+        return c.PicturesShown(lost={i: why for lost in found for i, why in lost.items()})
+
     async def train(self, order: c.TrainOrder, groups: list[PromptGroup]) -> m.Message:
-        """Sends every sample to the node that trains on it, then updates. Where optimizers live in the host
-        copies, no upload may read their state any more."""
-        if self._node.config.trainer.offload_optimizer and not order.is_held_out:
-            await self._uploads.detach(order.iteration, (STATE,))
-        mine = {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
-        wanted = self._wanted(order)
-        await self._send_away(order, mine, wanted)
-        local = await self._gather(order, mine, wanted)
+        """Sends every sample to the node that trains on it, then updates. Where the update changes host
+        copies, no upload may read them any more."""
+        if not order.is_held_out and (areas := changed_areas(self._node.config)):
+            await self._uploads.detach(order.iteration, areas)
+        mine = _rollouts_of(groups)
+        local = await self._distributed(order, mine)
         trained = await asyncio.gather(
             *(self._train_on(worker, order, local.get(rank, ())) for rank, worker in self._local_ranks())
         )
         self._transfers = {i: p for i, p in self._transfers.items() if i > order.iteration}
+        self._sent.clear()
         found = zip(order.facts, m.unpack_floats(trained[0].advantages), strict=False)
         self.advantages = {fact.sample_id: each for fact, each in found if fact.sample_id in mine}
         names = {name for answer in trained for name in answer.timing_s}
@@ -104,27 +117,35 @@ class NodeTraining:
         usage = largest_usage([answer.usage for answer in trained])
         return c.TrainedNode(metrics=trained[0].metrics, timing_s=slowest, costs=costs, usage=usage)
 
-    async def take_snapshot(self, order: c.SnapshotOrder) -> c.NodeSnapshot:
+    async def take_snapshot(self, order: m.TakeSnapshot) -> m.SnapshotTaken:
         """Makes every local rank bring its host copy up to date, when no upload reads it any more."""
         await self._uploads.detach(order.iteration)
-        taken = await self._workers.order_trainers(m.TakeSnapshot(iteration=order.iteration))
+        taken = await self._workers.order_trainers(order)
         common = next((s.common for s in taken if s.common != b"{}"), b"{}")
-        return c.NodeSnapshot(common=common, size_bytes=sum(s.size_bytes for s in taken))
+        return m.SnapshotTaken(common=common, size_bytes=sum(s.size_bytes for s in taken))
 
-    async def upload(self, order: c.UploadOrder) -> m.Uploaded:
+    async def upload(self, order: m.Upload) -> m.Uploaded:
         """Uploads the host copies of the local ranks."""
         return await self._uploads.upload(order)
 
-    async def export(self, order: c.ExportOrder) -> m.Message:
-        """Makes the local ranks take part in writing the policy as a Hugging Face folder."""
-        await self._workers.order_trainers(m.ExportHF(folder=order.folder))
+    async def pass_on(self, order: m.Order[m.Done]) -> m.Message:
+        """Makes the local ranks carry out an order that only passes through."""
+        await self._workers.order_trainers(order)
         return m.Done()
 
     def _local_ranks(self) -> list[tuple[int, Worker]]:
         first = self._node.placement.first_rank(self._node.index)
         return [(first + i, worker) for i, worker in enumerate(self._workers.trainers())]
 
-    def _wanted(self, order: c.TrainOrder) -> dict[int, set[int]]:
+    async def _distributed(
+        self, order: c.TrainOrder | c.ShowPictures, mine: dict[int, m.Rollout]
+    ) -> dict[int, tuple[m.Rollout, ...]]:
+        """Sends this node's samples where they are trained on; returns those of each local dp lead rank."""
+        wanted = self._wanted(order)
+        await self._send_away(order, mine, wanted)
+        return await self._gather(order, mine, wanted)
+
+    def _wanted(self, order: c.TrainOrder | c.ShowPictures) -> dict[int, set[int]]:
         """Returns sample ids by global rank of the dp lead rank that trains on them."""
         wanted: dict[int, set[int]] = {head: set() for head in order.dp_lead_ranks}
         for step in order.plan:
@@ -133,7 +154,7 @@ class NodeTraining:
         return wanted
 
     async def _send_away(
-        self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
+        self, order: c.TrainOrder | c.ShowPictures, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> None:
         sends = []
         node_of = self._node.placement.node_of
@@ -141,9 +162,12 @@ class NodeTraining:
         for head, ids in wanted.items():
             by_node.setdefault(node_of(head), set()).update(ids)
         for index, ids in by_node.items():
-            rollouts = tuple(mine[i] for i in sorted(ids & mine.keys()))
-            if rollouts and index != self._node.index:
-                sends.append(self._send_to(index, order.iteration, rollouts))
+            if index == self._node.index:
+                continue
+            left = [i for i in sorted(ids & mine.keys()) if (index, i) not in self._sent]
+            if left:
+                sends.append(self._send_to(index, order.iteration, tuple(mine[i] for i in left)))
+            self._sent |= {(index, i) for i in left}
         await asyncio.gather(*sends)
 
     async def _send_to(self, index: int, iteration: int, rollouts: tuple[m.Rollout, ...]) -> None:
@@ -154,7 +178,7 @@ class NodeTraining:
             m.unless_failed(answer, f"node{index}")
 
     async def _gather(
-        self, order: c.TrainOrder, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
+        self, order: c.TrainOrder | c.ShowPictures, mine: dict[int, m.Rollout], wanted: dict[int, set[int]]
     ) -> dict[int, tuple[m.Rollout, ...]]:
         """Waits for the samples of each local dp lead rank; returns them by rank."""
         node_of = self._node.placement.node_of
@@ -189,9 +213,19 @@ class NodeTraining:
         transfers, train = orders_of_rank(order, rollouts)
         for transfer in transfers:
             await self._workers.order(worker, transfer)
-        if self._pictures is not None:
-            await self._pictures.show(worker, order.iteration, rollouts)
         return await self._workers.order(worker, train)
+
+
+def changed_areas(config: RunConfig) -> tuple[str, ...]:
+    """The segments of host copies that an update changes: state that lives there, or a model whose turn on
+    the GPU is over. Weights are published, so they are there already."""
+    if config.critic.swap:
+        return STATE, CRITIC, CRITIC_STATE
+    return (STATE, CRITIC_STATE) if config.trainer.offload_optimizer else ()
+
+
+def _rollouts_of(groups: list[PromptGroup]) -> dict[int, m.Rollout]:
+    return {sample_id: r for group in groups for sample_id, r in group.rollouts().items()}
 
 
 def lost_rank(node: Node, worker: Worker, how: str) -> tuple[str, bool]:
@@ -209,9 +243,12 @@ def orders_of_rank(
     *before, last = sample_portions(rollouts) or [()]
     transfers = [c.SampleTransfer(iteration=order.iteration, rollouts=portion) for portion in before]
     return transfers, m.Train(
-        iteration=order.iteration, facts=order.facts, plan=order.plan, rollouts=last,
+        iteration=order.iteration,
+        facts=order.facts,
+        plan=order.plan,
+        rollouts=last,
         is_held_out=order.is_held_out,
-    )  # fmt: skip
+    )
 
 
 def sample_portions(

@@ -14,6 +14,8 @@ from yatt.adapters.files.shortened import ShortenedFile
 from yatt.adapters.files.writer import BackgroundWriter
 from yatt.control.node import Node
 from yatt.obs.story.events import EventLog
+from yatt.records.events.attempts import TelemetryLate
+from yatt.records.events.saves import StoreAwaited
 
 _LOG = logging.getLogger(__name__)
 LAST_LINES_S = 30.0
@@ -36,7 +38,7 @@ def store_sayer(events: EventLog, who: str) -> Callable[[str], None]:
     loop = asyncio.get_running_loop()
 
     def say(error: str) -> None:
-        loop.call_soon_threadsafe(partial(events.emit, "store.wait", who=who, error=error))
+        loop.call_soon_threadsafe(partial(events.emit, StoreAwaited(who=who, error=error)))
 
     return say
 
@@ -48,7 +50,7 @@ async def watch_writer(writer: BackgroundWriter, events: EventLog, period_s: flo
         await asyncio.sleep(period_s)
         now_s, lost = writer.failing_s, writer.num_lost
         if not now_s and (failing_s or lost > told):
-            events.emit("telemetry.late", seconds=round(failing_s, 1), lost=lost - told)
+            events.emit(TelemetryLate(seconds=round(failing_s, 1), lost=lost - told))
             told = lost
         elif now_s and not failing_s:
             _LOG.warning("events cannot be written; they wait in memory")

@@ -85,10 +85,16 @@ def _plan_of_rank(arguments: WorkerArguments, config: RunConfig, plan: EnginePla
 
     prepare_rank(arguments.rank, arguments.num_ranks)
     place = EnginePlace(
-        paths=RunPaths(Path(arguments.run)), attempt=arguments.attempt, worker=arguments.worker,
-        engine=arguments.engine, rank=arguments.rank, num_ranks=arguments.num_ranks, host=arguments.host,
-        meeting_s=config.launch.start_timeout_s, timeout_s=config.launch.phase_timeout_s,
+        paths=RunPaths(Path(arguments.run)),
+        attempt=arguments.attempt,
+        worker=arguments.worker,
+        engine=arguments.engine,
+        rank=arguments.rank,
+        num_ranks=arguments.num_ranks,
+        host=arguments.host,
+        meeting_s=config.launch.start_timeout_s,
+        timeout_s=config.launch.phase_timeout_s,
         device=plan.options.device,
-    )  # fmt: skip
+    )
     options = replace(plan.options, num_ranks=arguments.num_ranks)
     return replace(plan, options=options, join=partial(joined_ranks, place))

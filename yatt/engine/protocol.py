@@ -8,19 +8,24 @@ On CPU, `sleep` need not free memory: vLLM's CPU build keeps its weights and KV 
 them as declared sleeping memory.
 """
 
-from collections.abc import Mapping
+import array
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 from yatt.adapters.inputs.model_family import has_turned_experts
 from yatt.adapters.inputs.tokenizer import eos_ids
+from yatt.config.engine_keys import SPECULATION
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.ranges import EngineValue
 from yatt.errors import WorkerFailed
 from yatt.models.folder import takes_pictures
 from yatt.models.model import read_config
 from yatt.models.quantized import KEY
-from yatt.records.message import Completed, SampleRequest, unpack_ids
+from yatt.records.message import MOST_WATCHED, Completed, SampleRequest, unpack_ids
 
 EngineKind = Literal["vllm", "transformers", "scripted"]
 CPU_KV_CACHE_BYTES = 256 << 20
@@ -187,6 +192,59 @@ def prompt_and_room(sample: SampleRequest, options: EngineOptions) -> tuple[list
     return prompt_ids, min(sample.max_tokens, room)
 
 
+@dataclass(slots=True)
+class WatchedRows:
+    """Log-probs of a request's watched tokens, and what is wrong with them, which is told at its end: the
+    ranks of an engine go on alike."""
+
+    ids: tuple[int, ...]
+    rows: "array.array[float]" = field(default_factory=lambda: array.array("f"))
+    fault: str = ""
+
+    def add(self, row: Sequence[float | None]) -> None:
+        """Adds the log-probs at the next sampled token; None: the library has left it out."""
+        for token, logprob in zip(self.ids, row, strict=True):
+            if logprob is None:
+                self.fault = self.fault or f"the engine has left out the log-prob of watched token {token}"
+            elif math.isnan(logprob):
+                self.fault = self.fault or (
+                    f"the log-prob of watched token {token} is not a number: no token fits the structure, or "
+                    "the weights are not finite"
+                )
+            self.rows.append(math.nan if logprob is None else logprob)
+
+    def added_to(self, completed: Completed) -> Completed:
+        """Returns the completion with these log-probs, or, if they are at fault, refused."""
+        if self.fault:
+            reason = "abort" if completed.finish_reason == "abort" else "error"
+            return msgspec.structs.replace(
+                completed, token_ids=b"", logprobs=b"", finish_reason=reason, error=self.fault
+            )
+        return msgspec.structs.replace(completed, watched=self.rows.tobytes())
+
+
+def begin_watching(sample: SampleRequest, options: EngineOptions, vocab_size: int) -> WatchedRows:
+    """Returns what collects the log-probs of a request's watched tokens.
+
+    Raises:
+        ValueError: this engine cannot give them.
+    """
+    if options.label >= 0 or options.is_teacher:
+        raise ValueError("this engine samples no tokens, so it has no log-probs of watched ones")
+    if len(sample.watched) > MOST_WATCHED:
+        raise ValueError(f"{len(sample.watched)} watched tokens; an engine takes {MOST_WATCHED} at most")
+    if SPECULATION in options.arguments:
+        raise ValueError(
+            f"with engine_args.{SPECULATION} vLLM gives no log-probs of watched tokens; remove it"
+        )
+    if (wrong := next((each for each in sample.watched if not 0 <= each < vocab_size), None)) is not None:
+        raise ValueError(
+            f"watched token {wrong} is not in the model's vocabulary ({vocab_size} entries): "
+            "tokenizer and model do not fit"
+        )
+    return WatchedRows(sample.watched)
+
+
 def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> EngineOptions:
     """Settings of the engines that sample the policy."""
     rollout = config.rollout
@@ -206,7 +264,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         deterministic=config.run.deterministic,
         takes_pictures=takes_pictures(config.model.path),
         most_pictures=config.media.most_per_prompt if config.data.media_store else 0,
-        weights_are_replaced=True,
+        weights_are_replaced=config.trains,
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from yatt.engine.media import refuse_media
-from yatt.engine.protocol import Engine, EngineKind, EngineOptions, prompt_and_room
+from yatt.engine.protocol import Engine, EngineKind, EngineOptions, begin_watching, prompt_and_room
 from yatt.engine.transformers import TransformersEngine, chosen_entries
 from yatt.engine.vllm import Running, VllmEngine, chosen_logprobs, vllm_refusals
 from yatt.errors import WorkerFailed
@@ -60,6 +60,8 @@ class ScalarVllmEngine(VllmEngine):
         if sample.request_id in self._running:
             return
         refuse_media(sample)
+        if sample.watched:
+            begin_watching(sample, self._options, self._vocab_size())  # refuses it
         prompt_ids, _ = prompt_and_room(sample, self._options)
         try:
             self._llm.add_request(sample.request_id, {"prompt_token_ids": prompt_ids}, self._parameters())
@@ -126,9 +128,7 @@ class TeacherVllmEngine(ScalarVllmEngine):
 
         count = self._options.num_likeliest
         more = {"flat_logprobs": True} if count else {}  # two lists in place of an object for each log-prob
-        return SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=count, detokenize=False, **more
-        )  # fmt: skip
+        return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=count, detokenize=False, **more)
 
     def _valued(self, output: Any) -> m.Completed:
         first = self._first[output.request_id]
@@ -166,7 +166,9 @@ def flat_rows(scored: Any, token_ids: Sequence[int], count: int) -> tuple[bytes,
 
 
 SCORING_ENGINES: dict[tuple[EngineKind, bool], Callable[[EngineOptions], Engine]] = {
-    ("vllm", False): ScalarVllmEngine, ("vllm", True): TeacherVllmEngine,
-    ("transformers", False): ScalarTransformersEngine, ("transformers", True): TeacherTransformersEngine,
-}  # fmt: skip
+    ("vllm", False): ScalarVllmEngine,
+    ("vllm", True): TeacherVllmEngine,
+    ("transformers", False): ScalarTransformersEngine,
+    ("transformers", True): TeacherTransformersEngine,
+}
 """By library, and whether it is a teacher."""

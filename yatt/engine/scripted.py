@@ -6,17 +6,25 @@ contract suite of the real engines, imports neither torch nor vLLM, and starts i
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from yatt.adapters.inputs.tokenizer import Tokenizer
-from yatt.engine.protocol import Comparison, EngineOptions, prompt_and_room, refuse_structure
+from yatt.engine.protocol import (
+    Comparison,
+    EngineOptions,
+    begin_watching,
+    prompt_and_room,
+    refuse_structure,
+)
 from yatt.engine.script import (
+    Draw,
     Script,
     read_script,
     scripted_completion,
     scripted_likeliest,
     scripted_logprobs,
     scripted_score,
+    scripted_watched,
 )
 from yatt.engine.weights.published import read_publication
 from yatt.records import message as m
@@ -33,6 +41,7 @@ class _Scripted:
     turns: int = 0
     score: float = 0.0
     likeliest: Likeliest | None = None
+    watched: list[list[float]] = field(default_factory=list)
 
 
 class ScriptedEngine:
@@ -61,13 +70,16 @@ class ScriptedEngine:
             return
         refuse_structure(sample)
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
-        token_ids, logprobs, reason = scripted_completion(
-            self._script,
+        if sample.watched:
+            begin_watching(sample, self._options, self._script.vocab_size)  # refuses it
+        draw = Draw(
             policy_version=self._policy_version,
             prompt_ids=prompt_ids + (_picture_numbers(sample, self._options) if sample.media else []),
             seed=sample.seed if sample.temperature else 0,
-            max_tokens=max_tokens,
-            ignore_eos=sample.ignore_eos,
+            temperature=sample.temperature,
+        )
+        token_ids, logprobs, reason = scripted_completion(
+            self._script, draw, max_tokens=max_tokens, ignore_eos=sample.ignore_eos
         )
         if self._options.label >= 0:
             value = scripted_score(prompt_ids, self._options.label)
@@ -84,6 +96,8 @@ class ScriptedEngine:
             return
         scripted = _Scripted(token_ids, logprobs, reason)
         self._cut_at_stop_text(scripted, sample.stop)
+        if sample.watched:
+            scripted.watched = scripted_watched(self._script, draw, scripted.token_ids, sample.watched)
         self._running[sample.request_id] = scripted
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
@@ -149,6 +163,7 @@ class ScriptedEngine:
             logprobs=m.pack_floats(scripted.logprobs[:said] if scripted.token_ids else scripted.logprobs),
             finish_reason=reason,
             policy_version=self._policy_version,
+            watched=m.pack_floats([each for row in scripted.watched[:said] for each in row]),
         )
 
     def _cut_at_stop_text(self, scripted: _Scripted, stop: tuple[str, ...]) -> None:

@@ -23,6 +23,8 @@ from yatt.engine.media import refuse_media
 from yatt.engine.protocol import (
     Comparison,
     EngineOptions,
+    WatchedRows,
+    begin_watching,
     prompt_and_room,
     refuse_structure,
     waits_for_weights,
@@ -50,6 +52,7 @@ class _Request:
     chance: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    watched: WatchedRows | None = None
 
 
 @dataclass(slots=True)
@@ -106,8 +109,10 @@ class TransformersEngine:
                 f"token {max(prompt_ids)} of the prompt is not in the model's vocabulary "
                 f"({self._model.config.vocab_size} entries): tokenizer and model do not fit"
             )
+        size = self._model.config.get_text_config().vocab_size
+        watched = begin_watching(sample, self._options, size) if sample.watched else None
         chance = torch.Generator().manual_seed(sample.seed)
-        self._waiting.append(_Request(sample, prompt_ids, max_tokens, chance))
+        self._waiting.append(_Request(sample, prompt_ids, max_tokens, chance, watched=watched))
 
     def abort(self, request_ids: tuple[str, ...] | None = None) -> list[m.Completed]:
         """See Engine.abort."""
@@ -130,9 +135,11 @@ class TransformersEngine:
         if self._cohort is None:
             return []
         for request, logits_V in zip(self._cohort.requests, self._next_logits_BV(self._cohort), strict=True):
-            token, logprob = sampled_token(logits_V, request.sample, request.chance)
+            token, logprobs_V = sampled_token(logits_V, request.sample, request.chance)
             request.token_ids.append(token)
-            request.logprobs.append(logprob)
+            request.logprobs.append(float(logprobs_V[token]))
+            if request.watched is not None:
+                request.watched.add(logprobs_V[list(request.watched.ids)].tolist())
         reasons = [self._finish_reason(request) for request in self._cohort.requests]
         finished = [
             self._completed(request, reason)
@@ -255,13 +262,14 @@ class TransformersEngine:
         return any(word in text for word in request.sample.stop)
 
     def _completed(self, request: _Request, reason: str) -> m.Completed:
-        return m.Completed(
+        completed = m.Completed(
             request_id=request.sample.request_id,
             token_ids=m.pack_ids(request.token_ids),
             logprobs=m.pack_floats(request.logprobs),
             finish_reason=reason,
             policy_version=self._policy_version,
         )
+        return completed if request.watched is None else request.watched.added_to(completed)
 
 
 def chosen_entries(logprobs_TV: Tensor, ids: list[int]) -> list[float]:
@@ -271,14 +279,14 @@ def chosen_entries(logprobs_TV: Tensor, ids: list[int]) -> list[float]:
     return found
 
 
-def sampled_token(logits_V: Tensor, sample: m.SampleRequest, chance: torch.Generator) -> tuple[int, float]:
-    """Samples one token; returns it and its log-prob in the sampled distribution (float32, on CPU).
+def sampled_token(logits_V: Tensor, sample: m.SampleRequest, chance: torch.Generator) -> tuple[int, Tensor]:
+    """Samples one token; returns it and the log-probs of the sampled distribution (float32 [V], on CPU).
 
     Applies temperature, then top-k, then top-p to the remaining tokens, as vLLM does.
     """
     if sample.temperature == 0:
         token = int(logits_V.argmax())
-        return token, float(logits_V.log_softmax(-1)[token])
+        return token, logits_V.log_softmax(-1)
     logits_V = logits_V / sample.temperature
     if sample.top_k > 0:
         least = logits_V.topk(min(sample.top_k, len(logits_V))).values[-1]
@@ -289,7 +297,7 @@ def sampled_token(logits_V: Tensor, sample: m.SampleRequest, chance: torch.Gener
         logits_V = logits_V.index_fill(0, order_V[mass_before_V >= sample.top_p], -torch.inf)
     logprobs_V = logits_V.log_softmax(-1)
     token = int(torch.multinomial(logprobs_V.exp(), 1, generator=chance))
-    return token, float(logprobs_V[token])
+    return token, logprobs_V
 
 
 def _refuse_other_weights(

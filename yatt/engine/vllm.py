@@ -11,7 +11,7 @@ On CPU, `sleep` frees no memory, because vLLM's CPU build ignores it.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +22,22 @@ from yatt.engine.protocol import (
     UNLOADED,
     Comparison,
     EngineOptions,
+    WatchedRows,
+    begin_watching,
     prompt_and_room,
     waits_for_weights,
 )
+from yatt.engine.spanning.exchange import rank_exchange
 from yatt.engine.weights.published import read_publication
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.quantized import KEY
 from yatt.records import message as m
+
+ENDED = "vLLM has ended it; if it has a structure, the model's vocabulary may be unable to write it"
+"""The error of a request that was admitted and could not be completed."""
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM takes lower ones above 0 for this."""
 
 
 @dataclass(slots=True)
@@ -37,6 +46,18 @@ class Running:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    watched: WatchedRows | None = None
+
+    def take(self, completion: Any) -> None:
+        """Adds what a step has sampled."""
+        ids, rows = completion.token_ids, completion.logprobs or ()
+        self.token_ids.extend(ids)
+        if self.watched is not None:
+            for row in [*rows, *({} for _ in ids[len(rows) :])]:
+                found = (row.get(token) for token in self.watched.ids)
+                self.watched.add([None if entry is None else entry.logprob for entry in found])
+        if self.watched is None or not self.watched.fault:
+            self.logprobs.extend(chosen_logprobs(rows, ids))
 
 
 class VllmEngine:
@@ -93,13 +114,17 @@ class VllmEngine:
             return
         self._refuse_without_weights()
         prompt_ids, max_tokens = prompt_and_room(sample, self._options)
+        watched = begin_watching(sample, self._options, self._vocab_size()) if sample.watched else None
         prompt = self._prompt(sample, prompt_ids)
         parameters = _sampling_parameters(sample, self._options, max_tokens=max_tokens)
         try:
             self._llm.add_request(sample.request_id, prompt, parameters)
         except vllm_refusals() as error:  # a ValueError in some versions only
             raise ValueError(str(error)) from error
-        self._running[sample.request_id] = Running()
+        self._running[sample.request_id] = Running(watched=watched)
+
+    def _vocab_size(self) -> int:
+        return int(self._llm.model_config.get_vocab_size())
 
     def _prompt(self, sample: m.SampleRequest, prompt_ids: list[int]) -> Any:
         if not sample.media:
@@ -129,8 +154,7 @@ class VllmEngine:
             if running is None:
                 continue
             completion = output.outputs[0]
-            running.token_ids.extend(completion.token_ids)
-            running.logprobs.extend(chosen_logprobs(completion.logprobs, completion.token_ids))
+            running.take(completion)
             if output.finished:
                 finished.append(self._complete(output.request_id, completion.finish_reason))
         return finished
@@ -219,13 +243,15 @@ class VllmEngine:
 
     def _complete(self, request_id: str, reason: str) -> m.Completed:
         running = self._running.pop(request_id)
-        return m.Completed(
+        completed = m.Completed(
             request_id=request_id,
             token_ids=m.pack_ids(running.token_ids),
             logprobs=m.pack_floats(running.logprobs),
             finish_reason=reason,
             policy_version=self._policy_version,
+            error=ENDED if reason == "error" else "",
         )
+        return completed if running.watched is None else running.watched.added_to(completed)
 
     def _refuse_without_weights(self) -> None:
         if not self._has_weights:
@@ -247,40 +273,6 @@ def vllm_refusals() -> type[Exception]:
     import vllm.exceptions
 
     return getattr(vllm.exceptions, "VLLMClientError", ValueError)
-
-
-@contextlib.contextmanager
-def rank_exchange() -> Iterator[None]:
-    """Keeps pickles from the network between the ranks of an engine, in this context: what vLLM's set-up
-    sends are literals; its message queue, over plain TCP, is not used by these ranks and is not opened. Nor
-    is the shared memory of its CPU build: all engines of a machine would have it under one name."""
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
-    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-    from vllm.platforms import current_platform
-
-    from yatt.collectives.exchange import literal_exchange
-
-    with contextlib.ExitStack() as replaced:
-        replaced.enter_context(_without(MessageQueue, "create_from_process_group"))
-        if current_platform.is_cpu():
-            replaced.enter_context(_without(CpuCommunicator, "_all_group_ranks_share_shm_group_name"))
-        replaced.enter_context(literal_exchange())
-        yield
-
-
-@contextlib.contextmanager
-def _without(owner: type, name: str) -> Iterator[None]:
-    """Replaces a method by one that returns None, in this context."""
-    original = owner.__dict__[name]
-    setattr(owner, name, staticmethod(_nothing))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, Any]:
@@ -377,6 +369,10 @@ def _sampling_parameters(sample: m.SampleRequest, options: EngineOptions, *, max
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    if sample.watched and 0 < sample.temperature < LEAST_TEMPERATURE:
+        says = f"temperature {sample.temperature:g} with watched tokens: vLLM takes {LEAST_TEMPERATURE:g}"
+        raise ValueError(f"{says} instead; write 0, or at least that")
+    wanted = {"logprob_token_ids": list(sample.watched)} if sample.watched else {"logprobs": 0}
     structure = StructuredOutputsParams(**json.loads(sample.structure)) if sample.structure else None
     return SamplingParams(
         max_tokens=max_tokens,
@@ -384,7 +380,7 @@ def _sampling_parameters(sample: m.SampleRequest, options: EngineOptions, *, max
         top_p=sample.top_p,
         top_k=sample.top_k,
         seed=sample.seed,
-        logprobs=0,
+        **wanted,
         stop=list(sample.stop),
         stop_token_ids=[] if sample.ignore_eos else list(options.eos_ids),
         ignore_eos=sample.ignore_eos,

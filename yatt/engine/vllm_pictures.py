@@ -148,9 +148,10 @@ def _tile_item(tokens: TileTokens, scale: PixelScale, picture: PreparedMedia) ->
         "image_token_id": MultiModalFieldConfig.shared("image", 1, keep_on_cpu=True),
     }
     values = {
-        "pixel_values": (pixels - mean) / deviation, "image_num_patches": numbers,
+        "pixel_values": (pixels - mean) / deviation,
+        "image_num_patches": numbers,
         "image_token_id": torch.tensor(tokens.image_token_id),
-    }  # fmt: skip
+    }
     return _item_of(values, fields)
 
 

@@ -15,6 +15,7 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,7 @@ from yatt import clock
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.machine.collector import without_final_collections
 from yatt.adapters.net.worker_link import Received, WorkerLink
+from yatt.adapters.node_local.media_file import release_prepared
 from yatt.engine.protocol import Comparison, Engine, EngineKind, EngineOptions, RanksLost
 from yatt.engine.weights.published import tensors_taken
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, ConfigError, WorkerFailed, error_line
@@ -80,9 +82,7 @@ class EngineWorker:
     def beat(self) -> m.Renew:
         """The content of a heartbeat. Work includes tensors of new weights."""
         work = self._link.work + self._build.counted() + tensors_taken()
-        return m.Renew(
-            token=self._link.lease.held, turns=self._link.turns, work=work, steps=self._steps
-        )  # fmt: skip
+        return m.Renew(token=self._link.lease.held, turns=self._link.turns, work=work, steps=self._steps)
 
     def serve(self, controller: int) -> None:
         """Executes orders until Stop, or until the parent process with this pid has ended.
@@ -140,7 +140,11 @@ class EngineWorker:
             case m.Sleep():
                 return self._sleep()
             case m.SampleRequest():
-                self._woken().add(body)
+                try:
+                    self._woken().add(body)
+                finally:  # pictures are mapped, or the request is refused: their files may be evicted
+                    folder = Path(self._plan.options.media_folder)
+                    release_prepared(folder, len(body.media), body.request_id)
                 self._requests.add(body.request_id)
                 return None
             case m.Abort():
@@ -275,10 +279,16 @@ def decoded_difference(
     for index, prompt in enumerate(prompts):
         engine.add(
             m.SampleRequest(
-                request_id=f"decoded-{index}", prompt_ids=m.pack_ids(prompt), seed=index, temperature=1.0,
-                top_p=1.0, top_k=-1, max_tokens=min(DECODED_TOKENS, room - most), ignore_eos=True,
+                request_id=f"decoded-{index}",
+                prompt_ids=m.pack_ids(prompt),
+                seed=index,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=min(DECODED_TOKENS, room - most),
+                ignore_eos=True,
             )
-        )  # fmt: skip
+        )
     done: dict[str, m.Completed] = {}
     while engine.is_busy:
         done |= {each.request_id: each for each in engine.step()}

@@ -6,8 +6,9 @@ from yatt.adapters.run_folder.run_config import load_run
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.errors import ConfigError
 from yatt.forecast.time.figures import RunFigures, train_gpu_s
-from yatt.obs.story.batch_loads import BatchLoad, mean_lengths, read_batch_loads
+from yatt.obs.story.batch_loads import mean_lengths, read_batch_loads
 from yatt.paths import RunPaths
+from yatt.records.events.slabs import BatchMeasured
 
 
 def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
@@ -43,12 +44,13 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
     return figures, f"measured in {batches}{last} of {paths.root}{damaged}"
 
 
-def _speeds(loads: Sequence[BatchLoad]) -> dict[str, EngineSpeed]:
+def _speeds(loads: Sequence[BatchMeasured]) -> dict[str, EngineSpeed]:
     found: dict[str, list[EngineSpeed]] = {}
     for load in loads:
         for role, each in load.roles.items():
-            if each.speed is not None:
-                found.setdefault(role, []).append(each.speed)
+            step_s, sequence_s = each.step_s or 0.0, each.sequence_s or 0.0
+            if step_s + sequence_s > 0:
+                found.setdefault(role, []).append(EngineSpeed(step_s, sequence_s))
     return {
         role: EngineSpeed(
             sum(speed.step_s for speed in speeds) / len(speeds),

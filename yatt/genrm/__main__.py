@@ -23,9 +23,11 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
         known = ", ".join(each.name for each in config.genrms) or "none"
         raise ConfigError(f"genrms: no GenRM is named {name!r} (known: {known}).")
     options = genrm_options(
-        genrm, device=choose_device(config.launch.device), deterministic=config.run.deterministic,
+        genrm,
+        device=choose_device(config.launch.device),
+        deterministic=config.run.deterministic,
         most_pictures=_most_pictures(config, genrm),
-    )  # fmt: skip
+    )
     return EnginePlan(
         kind=choose_engine(genrm.engine, f"genrms[{name}].engine"),
         options=options,
@@ -40,7 +42,7 @@ def _most_pictures(config: RunConfig, genrm: GenRMSection) -> int:
         return 0
     if genrm.sees == "prompt":
         return config.media.most_per_prompt
-    group = max(config.rollout.n, config.validation.n) if genrm.judging == "listwise" else 1
+    group = max(config.rollout.n, config.validation.n) if genrm.judging.by == "listwise" else 1
     return config.media.most_per_prompt * group * max(1, genrm.template.count("{completion"))
 
 

@@ -170,9 +170,13 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
     maker = PictureMaker(sources, preparations, files, media.most_pixels, worker.tick)
     video = media.video
     maker.videos = partial(
-        load_video_preparation, config.model.path, video.fps, video.max_frames, video.min_pixels,
+        load_video_preparation,
+        config.model.path,
+        video.fps,
+        video.max_frames,
+        video.min_pixels,
         video.max_pixels,
-    )  # fmt: skip
+    )
     worker.attach_maker(maker)
     limit = data_bytes() + maker.memory.size_bytes + SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -192,9 +196,12 @@ async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
     context = zmq.Context()
     socket = calling_socket(context, arguments.endpoint, arguments.worker)
     channel = Channel(
-        socket, attempt=arguments.attempt, handler=worker.handle, peer=CONTROLLER,
+        socket,
+        attempt=arguments.attempt,
+        handler=worker.handle,
+        peer=CONTROLLER,
         progress=lambda _: worker.progress,
-    )  # fmt: skip
+    )
     try:
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))
         code = await serve_until_stopped(worker.stopped, channel, arguments.controller)

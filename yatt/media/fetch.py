@@ -5,6 +5,7 @@ is fetched from the web: a row could name a service inside of the cluster.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -71,9 +72,13 @@ class MediaSources:
     """
 
     def __init__(
-        self, root: str, stored: str, options: Mapping[str, Any], limit_s: float,
+        self,
+        root: str,
+        stored: str,
+        options: Mapping[str, Any],
+        limit_s: float,
         copies: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._root, self._stored, self._copies = root, stored, dict(copies or {})
         self._store: Store | None = None
         if root and not is_folder(root):
@@ -100,6 +105,8 @@ class MediaSources:
             file = self._open_copy(root, path, item.sha256) or open_media(root, path)
         except ValueError as error:
             raise MediaRefused("leads out of data.media_root") from error
+        except FileNotFoundError as error:
+            raise (error if _has_entries(root) else _away(root)) from error
         with file:
             yield _file_source(file)
 
@@ -114,6 +121,19 @@ class MediaSources:
                 stack.pop_all()
                 return file
         return None
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except FileNotFoundError:
+        return False
+
+
+def _away(folder: str) -> OSError:
+    """A filesystem that is not mounted now looks like an empty folder: another try may find the file."""
+    return OSError(errno.ENOTCONN, f"{folder} is empty or missing; mount its filesystem")
 
 
 def _refuse_path(path: str) -> None:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from yatt.adapters.files.full_disk import is_full
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.media_file import MediaShape, media_head, shape_of_prepared
+from yatt.adapters.node_local.media_file import HELD, MediaShape, is_held, media_head, shape_of_prepared
 from yatt.core.samples.kept_media import MediaCache, NoRoom
 
 _LOG = logging.getLogger(__name__)
-NEW = ".new"
-"""End of the names of files that are being written."""
+NEW, AWAY = ".new", ".away"
+"""Ends of the names of files that are being written, and that are being evicted."""
 
 
 class KeptFiles:
@@ -106,15 +106,39 @@ class KeptFiles:
                 return None
 
     def _make_room(self, order: int, digest: str, size: int) -> None:
+        away = list[str]()
+
+        def stays(victim: str) -> bool:
+            if self._take_away(victim):
+                away.append(victim)
+            return victim not in away
+
         with self._changed:
             try:
-                victims = self._cache.reserve_room(order, digest, size)
+                self._cache.reserve_room(order, digest, size, stays)
             except NoRoom as refusal:
+                for each in away:
+                    self._rename(each + AWAY, each)
                 if not refusal.is_final:
                     raise
                 raise MediaRefused(self._room_fault(size)) from None
-            for victim in victims:
-                self._remove(victim)
+            for each in away:
+                self._remove(each + AWAY)
+
+    def _take_away(self, digest: str) -> bool:
+        """Gives a file another name, under which no request finds it; not one that is held. It is looked at
+        twice, because it may be held between the first look and its renaming."""
+        if is_held(self._folder, digest):
+            return False
+        self._rename(digest, digest + AWAY)
+        if not is_held(self._folder, digest + AWAY):
+            return True
+        self._rename(digest + AWAY, digest)
+        return False
+
+    def _rename(self, name: str, other: str) -> None:
+        with contextlib.suppress(OSError):  # it has vanished
+            (self._folder / name).rename(self._folder / other)
 
     def _room_fault(self, size: int) -> str:
         left = self._cache.limit_bytes
@@ -159,14 +183,14 @@ class KeptFiles:
 
     def _adopt_files(self) -> None:
         """Takes over files of an earlier process whose head and length agree, the newest as far as they have
-        room; removes all others."""
+        room; removes all others. Links that hold files stay until they are released."""
         found, left = {}, self._most_bytes
         for name in sorted(os.listdir(self._folder), key=self._changed_ns, reverse=True):
             with contextlib.suppress(OSError, ValueError):
                 size = shape_of_prepared(self._folder, name).size_bytes
                 if size <= left:
                     found[name], left = size, left - size
-            if name not in found:
+            if name not in found and not name.endswith(HELD):
                 self._remove(name)
         for name, size in reversed(found.items()):  # the oldest first
             self._cache.adopt_file(name, size)

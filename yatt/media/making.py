@@ -72,9 +72,13 @@ class PictureMaker:
     """
 
     def __init__(
-        self, sources: MediaSources, preparations: Mapping[str, Preparation], files: KeptFiles,
-        most_pixels: int, tick: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        sources: MediaSources,
+        preparations: Mapping[str, Preparation],
+        files: KeptFiles,
+        most_pixels: int,
+        tick: Callable[[], None],
+    ) -> None:
         self._sources, self._preparations, self._files = sources, preparations, files
         self._most_pixels, self._tick = most_pixels, tick
         self.videos: Callable[[], VideoPreparation] | None = None
@@ -144,8 +148,10 @@ class PictureMaker:
         preparation = self._preparation_of(item)
         assert isinstance(preparation, VideoPreparation), "an item with a video"
         if item.video.width * item.video.height > self._most_pixels:
-            raise MediaRefused(f"has frames of {item.video.width} x {item.video.height} pixels, more than "
-                               f"media.most_pixels ({self._most_pixels})")  # fmt: skip
+            raise MediaRefused(
+                f"has frames of {item.video.width} x {item.video.height} pixels, more than "
+                f"media.most_pixels ({self._most_pixels})"
+            )
         grid = preparation.grid_of_facts(item.video)
         _check_grid(grid, item)
         with contextlib.ExitStack() as stack:

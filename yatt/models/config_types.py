@@ -11,6 +11,9 @@ from typing import Any
 from yatt.errors import ConfigError
 
 Values = Mapping[str, Any]
+MODEL_KEY = "model.path"
+"""The key of the run file whose folder is read."""
+
 LARGEST = 1e30
 MOST_OF_OTHERS = (1 << 31) - 1
 MOST_OF_KEY = dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules"), 2000)
@@ -140,6 +143,16 @@ _TOKENIZER_RULES: Rules = {
 }
 
 
+def refused_model(says: str) -> ConfigError:
+    """Returns a mistake of the policy's model; `read_model` knows its folder."""
+    return ConfigError(says, key=MODEL_KEY)
+
+
+def refused_config(says: str) -> ConfigError:
+    """Returns the mistake of a config.json that `says` something; `read_model` knows its folder."""
+    return ConfigError(says, key=MODEL_KEY, file="config.json", has_colon=False)
+
+
 def config_size(values: Values, key: str) -> int:
     """Returns a whole number of config.json.
 
@@ -150,10 +163,7 @@ def config_size(values: Values, key: str) -> int:
     if type(value) is not int or not 1 <= value <= most:
         said = str(value) if type(value) is not int or value < 1 else "a number that is too large"
         said = repr(value) if isinstance(value, str) else said
-        raise ConfigError(
-            f"model.path: config.json says {key}={said}; it needs a whole number of 1 or more, at most "
-            f"{most}."
-        )
+        raise refused_config(f"says {key}={said}; it needs a whole number of 1 or more, at most {most}.")
     return value
 
 
@@ -164,7 +174,7 @@ def flag_of(values: Values, key: str) -> bool:
         ConfigError: it is none.
     """
     if type(values[key]) is not bool:
-        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs true or false.")
+        raise refused_config(f"says {key}={values[key]!r}; it needs true or false.")
     return bool(values[key])
 
 
@@ -175,7 +185,7 @@ def positive_of(values: Values, key: str) -> float:
         ConfigError: it is none, or not above 0.
     """
     if (found := number_of(values, key)) == 0:
-        raise ConfigError(f"model.path: config.json says {key}={values[key]!r}; it needs a number above 0.")
+        raise refused_config(f"says {key}={values[key]!r}; it needs a number above 0.")
     return found
 
 
@@ -196,5 +206,5 @@ def number_of(values: Values, key: str) -> float:
     """
     value: Any = values.get(key)
     if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-        raise ConfigError(f"model.path: config.json says {key}={value!r}; it needs a number of 0 or more.")
+        raise refused_config(f"says {key}={value!r}; it needs a number of 0 or more.")
     return float(value)

@@ -11,7 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.config_types import Values, config_size, flag_of, number_of, positive_of
+from yatt.models.config_types import (
+    Values,
+    config_size,
+    flag_of,
+    number_of,
+    positive_of,
+    refused_config,
+    refused_model,
+)
 from yatt.models.quantized import is_quantised
 from yatt.models.shape import DenseFeedForward, GroupedAttention, LatentAttention, Layer, Shape, Yarn
 from yatt.models.windows import WindowRule, no_windows
@@ -70,9 +78,8 @@ def read_dense(
     num_heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     num_kv_heads = sizes.get("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise ConfigError(
-            f"model.path: config.json says num_key_value_heads={num_kv_heads}, which does not divide "
-            f"num_attention_heads={num_heads}."
+        raise refused_config(
+            f"says num_key_value_heads={num_kv_heads}, which does not divide num_attention_heads={num_heads}."
         )
     theta, factor = _rope(filled)
     attention = GroupedAttention(
@@ -98,8 +105,8 @@ def _refuse_unsupported(values: Values, allowed: Values) -> None:
     is_quantised(values)
     for key, wanted in allowed.items():
         if values.get(key) not in wanted:
-            raise ConfigError(
-                f"model.path: config.json says {key}={values.get(key)!r}, which the trainer cannot do for "
+            raise refused_config(
+                f"says {key}={values.get(key)!r}, which the trainer cannot do for "
                 f"{values['model_type']}; it needs {wanted[-1]!r}."
             )
 
@@ -119,7 +126,7 @@ def without_rotary_share(values: Values, default: float) -> tuple[dict[str, Any]
             plain[name] = {inner: value for inner, value in rope.items() if inner != key}
     share = number_of(found, key)
     if not 0 < share <= 1:
-        raise ConfigError(f"model.path: config.json says {key}={share!r}; it needs a number in (0, 1].")
+        raise refused_config(f"says {key}={share!r}; it needs a number in (0, 1].")
     return plain, share
 
 
@@ -134,15 +141,15 @@ def without_rotary_dim(filled: Values) -> tuple[dict[str, Any], float]:
         ConfigError: there is none, or the share is another.
     """
     if "rotary_dim" not in filled:
-        raise ConfigError(
-            "model.path: config.json says no rotary_dim; write the number of a head's elements that depend "
-            "on the position, which released models have (64)."
+        raise refused_config(
+            "says no rotary_dim; write the number of a head's elements that depend on the "
+            "position, which released models have (64)."
         )
     rotated, head_dim = config_size(filled, "rotary_dim"), config_size(filled, "head_dim")
     plain, share = without_rotary_share(filled, min(rotated / head_dim, 1))
     if share * head_dim != rotated or rotated % 2:
-        raise ConfigError(
-            f"model.path: config.json says rotary_dim={rotated} of the {head_dim} elements of a head, and "
+        raise refused_config(
+            f"says rotary_dim={rotated} of the {head_dim} elements of a head, and "
             f"partial_rotary_factor={share:g}; they need to say the same, an even number."
         )
     return plain, share
@@ -155,8 +162,8 @@ def _rope(values: Values) -> tuple[float, float]:
     `rope_scaling` has precedence over `rope_parameters`.
     """
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    unknown = ConfigError(
-        f"model.path: RoPE scaling {rope} is not supported; use 'default', or 'llama3' with {LLAMA3_SCALING}."
+    unknown = refused_model(
+        f"RoPE scaling {rope} is not supported; use 'default', or 'llama3' with {LLAMA3_SCALING}."
     )
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise unknown
@@ -203,9 +210,7 @@ def read_latent(values: Values, defaults: Values) -> Shape:
         rope_dim=config_size(filled, "qk_rope_head_dim"), value_dim=config_size(filled, "v_head_dim"),
     )  # fmt: skip
     if attention.rope_dim % 2:
-        raise ConfigError(
-            f"model.path: config.json says qk_rope_head_dim={attention.rope_dim}; it needs an even number."
-        )
+        raise refused_config(f"says qk_rope_head_dim={attention.rope_dim}; it needs an even number.")
     return replace(
         dense, layers=tuple(replace(layer, attention=attention) for layer in dense.layers), yarn=yarn
     )
@@ -240,10 +245,10 @@ def _latent_positions(values: Values) -> tuple[float, Yarn | None]:
 
 
 def _unsupported_yarn(rope: object) -> ConfigError:
-    return ConfigError(
-        f"model.path: RoPE scaling {rope} is not supported with latent attention; use 'default', or 'yarn' "
-        "with factor of 1 or more, original_max_position_embeddings, beta_fast of beta_slow or more, mscale "
-        "and mscale_all_dim above 0."
+    return refused_model(
+        f"RoPE scaling {rope} is not supported with latent attention; use 'default', or 'yarn' with factor "
+        "of 1 or more, original_max_position_embeddings, beta_fast of beta_slow or more, mscale and "
+        "mscale_all_dim above 0."
     )
 
 
@@ -275,10 +280,10 @@ def without_layer_rope(values: Values) -> tuple[dict[str, Any], Yarn | None]:
     whole, narrow = ({key: v for key, v in each.items() if v is not None} for each in (whole, narrow))
     bases = [positive_of({"rope_theta": WINDOW_THETA, **each}, "rope_theta") for each in (whole, narrow)]
     if bases[0] != bases[1]:
-        raise ConfigError(
-            f"model.path: config.json says rope_theta={bases[0]:g} for layers without a window and "
-            f"{bases[1]:g} for those with one, which transformers takes where rope_parameters has none for "
-            f"{LAYER_KINDS[1]}; the trainer needs the same for both."
+        raise refused_config(
+            f"says rope_theta={bases[0]:g} for layers without a window and {bases[1]:g} for "
+            f"those with one, which transformers takes where rope_parameters has none for {LAYER_KINDS[1]}; "
+            "the trainer needs the same for both."
         )
     if narrow["rope_type"] != "default" or narrow.keys() - {"rope_type", "rope_theta"}:
         raise _unsupported_layers(kinds, scaling)
@@ -307,9 +312,9 @@ def _layer_yarn(rope: Values, unsupported: ConfigError) -> Yarn | None:
 
 
 def _unsupported_layers(kinds: object, scaling: object) -> ConfigError:
-    return ConfigError(
-        f"model.path: RoPE with rope_parameters={kinds} and rope_scaling={scaling} is not supported; layers "
-        f"with a window ({LAYER_KINDS[1]}) need rope_type 'default', those without ({LAYER_KINDS[0]}, and "
+    return refused_model(
+        f"RoPE with rope_parameters={kinds} and rope_scaling={scaling} is not supported; layers with a "
+        f"window ({LAYER_KINDS[1]}) need rope_type 'default', those without ({LAYER_KINDS[0]}, and "
         "rope_scaling) 'default', or 'yarn' with factor above 1, original_max_position_embeddings, "
         "beta_fast of beta_slow or more and attention_factor."
     )

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from yatt.errors import ConfigError
-from yatt.models.config_types import Values, config_count, config_size, flag_of, positive_of
+from yatt.models.config_types import Values, config_count, config_size, flag_of, positive_of, refused_config
 from yatt.models.rows import Stacked, WeightRow
 from yatt.models.shape import Experts, Shape, SigmoidRouter
 
@@ -34,9 +33,8 @@ def with_experts(values: Values, dense: Shape, defaults: Values, *, is_shared: b
         shared_size=shared, has_shared_gate=is_shared,
     )  # fmt: skip
     if experts.top_k > experts.num_experts:
-        raise ConfigError(
-            f"model.path: config.json says num_experts_per_tok={experts.top_k}, more than the "
-            f"{experts.num_experts} experts."
+        raise refused_config(
+            f"says num_experts_per_tok={experts.top_k}, more than the {experts.num_experts} experts."
         )
     plain, every = _plain_layers(filled, dense.num_layers), config_size(filled, "decoder_sparse_step")
     layers = [
@@ -61,9 +59,8 @@ def with_sigmoid_experts(values: Values, dense: Shape, defaults: Values) -> Shap
     filled = {**defaults, **{key: value for key, value in values.items() if value is not None}}
     for key, wanted in SIGMOID_ALLOWED.items():
         if filled.get(key, wanted) != wanted:
-            raise ConfigError(
-                f"model.path: config.json says {key}={filled[key]!r}, which the trainer cannot do; it needs "
-                f"{wanted!r}."
+            raise refused_config(
+                f"says {key}={filled[key]!r}, which the trainer cannot do; it needs {wanted!r}."
             )
     size = config_size(filled, "moe_intermediate_size")
     router = SigmoidRouter(
@@ -103,15 +100,15 @@ def _check_choice(experts: Experts, router: SigmoidRouter) -> None:
     top_groups scores, DeepSeek the best two."""
     chosen, groups, top = experts.top_k, router.num_groups, router.top_groups
     if groups > 1 and (experts.num_experts % groups or top > groups or chosen != 2 * top):
-        raise ConfigError(
-            f"model.path: config.json says n_group={groups}, topk_group={top} with {experts.num_experts} "
-            f"experts and num_experts_per_tok={chosen}; groups need to divide the experts, and "
-            "num_experts_per_tok to be twice topk_group."
+        raise refused_config(
+            f"says n_group={groups}, topk_group={top} with {experts.num_experts} experts and "
+            f"num_experts_per_tok={chosen}; groups need to divide the experts, and num_experts_per_tok to "
+            "be twice topk_group."
         )
     if not 1 < chosen <= experts.num_experts:
-        raise ConfigError(
-            f"model.path: config.json says num_experts_per_tok={chosen} with {experts.num_experts} experts; "
-            "it needs 2 or more, at most all."
+        raise refused_config(
+            f"says num_experts_per_tok={chosen} with {experts.num_experts} experts; it needs 2 "
+            "or more, at most all."
         )
 
 
@@ -130,8 +127,7 @@ def _plain_layers(filled: Values, num_layers: int) -> frozenset[int]:
     listed = filled.get("mlp_only_layers") or []
     is_list = isinstance(listed, list | tuple)
     if not is_list or any(type(index) is not int or not 0 <= index < num_layers for index in listed):
-        raise ConfigError(
-            f"model.path: config.json says mlp_only_layers={listed!r}; it needs a list of layers, 0 to "
-            f"{num_layers - 1}."
+        raise refused_config(
+            f"says mlp_only_layers={listed!r}; it needs a list of layers, 0 to {num_layers - 1}."
         )
     return frozenset(listed)

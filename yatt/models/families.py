@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from yatt.errors import ConfigError
-from yatt.models.config_types import config_count, config_size, flag_of
+from yatt.models.config_types import config_count, config_size, flag_of, refused_config
 from yatt.models.dense import (
     ALLOWED,
     read_dense,
@@ -15,10 +14,10 @@ from yatt.models.dense import (
     without_rotary_share,
 )
 from yatt.models.experts import with_experts, with_sigmoid_experts, with_stacked_experts
-from yatt.models.pictures.tiled import INTERN, read_tiled
-from yatt.models.pictures.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.rows import LayerNames, WeightRow, decoder_table, layer_rows
 from yatt.models.shape import GroupedAttention, Shape
+from yatt.models.towers.tiled import INTERN, read_tiled
+from yatt.models.towers.tower import GLM4V, QWEN2_5, QWEN3, TowerKind, read_seeing, seeing_rows
 from yatt.models.windows import (
     DEFAULT_WINDOW,
     WindowRule,
@@ -77,8 +76,8 @@ def _llama(values: Mapping[str, Any]) -> Shape:
         values, {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
     )
     if shape.hidden_size % shape.attention.num_heads:
-        raise ConfigError(
-            f"model.path: config.json says hidden_size={shape.hidden_size}, which is no multiple of "
+        raise refused_config(
+            f"says hidden_size={shape.hidden_size}, which is no multiple of "
             f"num_attention_heads={shape.attention.num_heads}; transformers refuses such a Llama."
         )
     return shape
@@ -164,9 +163,9 @@ def _minimax_m2(values: Mapping[str, Any]) -> Shape:
     filled = {**_MINIMAX, **{key: value for key, value in values.items() if value is not None}}
     kinds = filled.get("attn_type_list", [1])
     if not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds):
-        raise ConfigError(
-            f"model.path: config.json says attn_type_list={kinds!r}, which the trainer cannot do; it needs "
-            "1, attention to all tokens before, in every layer."
+        raise refused_config(
+            f"says attn_type_list={kinds!r}, which the trainer cannot do; it needs 1, attention "
+            "to all tokens before, in every layer."
         )
     plain, share = without_rotary_dim(filled)
     dense = _over_all_heads(read_dense(plain, _MINIMAX, _MINIMAX_ALLOWED), norms_after=False)
@@ -211,7 +210,7 @@ def _qwen3_experts(values: Mapping[str, Any], windows: WindowRule = no_windows) 
 
 def _qwen2_moe(values: Mapping[str, Any]) -> Shape:
     if values.get("qkv_bias", True) is not True:
-        raise ConfigError("model.path: config.json says qkv_bias=False, which the trainer cannot do.")
+        raise refused_config("says qkv_bias=False, which the trainer cannot do.")
     dense = read_dense(values, _QWEN2_MOE, _QWEN2_ALLOWED, has_qkv_bias=True, windows=alternate_windows)
     return with_experts(values, dense, _QWEN2_MOE, is_shared=True)
 
@@ -249,9 +248,9 @@ def _glm4_moe(values: Mapping[str, Any]) -> Shape:
         has_qk_norm=flag_of(flags, "use_qk_norm"),
     )  # fmt: skip
     if (rotated := share * dense.attention.head_dim) < 2 or rotated % 2:
-        raise ConfigError(
-            f"model.path: config.json says partial_rotary_factor={share}, {rotated:g} of the "
-            f"{dense.attention.head_dim} elements of a head; they need to be an even number, 2 or more."
+        raise refused_config(
+            f"says partial_rotary_factor={share}, {rotated:g} of the {dense.attention.head_dim} "
+            "elements of a head; they need to be an even number, 2 or more."
         )
     return with_sigmoid_experts(values, replace(dense, rotary_share=share), _GLM4_MOE)
 
@@ -271,9 +270,9 @@ _QWEN3_VL_MOE = {
 def _need_flag(values: Mapping[str, Any], key: str, *, wanted: bool) -> None:
     """Refuses a config without a flag that vLLM reads and transformers does not: they would differ."""
     if (found := values.get(key)) is not wanted:
-        raise ConfigError(
-            f"model.path: config.json says {key}={found!r}; text_config needs {key}={str(wanted).lower()}, "
-            "which released models have."
+        raise refused_config(
+            f"says {key}={found!r}; text_config needs {key}={str(wanted).lower()}, which "
+            "released models have."
         )
 
 
@@ -281,9 +280,10 @@ def _qwen3_vl_moe(values: Mapping[str, Any]) -> Shape:
     _need_flag(values, "norm_topk_prob", wanted=True)
     shape = with_experts(values, read_dense(values, _QWEN3_VL_MOE, has_qk_norm=True), _QWEN3_VL_MOE)
     if shape.experts and shape.hidden_size in (shape.experts.size, 2 * shape.experts.size):
-        raise ConfigError(
-            f"model.path: config.json says hidden_size={shape.hidden_size} and moe_intermediate_size="
-            f"{shape.experts.size}; it cannot be told whether such experts are transposed in the files."
+        raise refused_config(
+            f"says hidden_size={shape.hidden_size} and "
+            f"moe_intermediate_size={shape.experts.size}; it cannot be told whether such experts are "
+            "transposed in the files."
         )
     return shape
 

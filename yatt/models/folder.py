@@ -37,6 +37,12 @@ def decoder_config(values: dict[str, Any]) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else values
 
 
+def missing_config(folder: str) -> str:
+    """Returns the path of a folder's config.json if it is not there; else an empty text."""
+    path = Path(folder) / CONFIG
+    return "" if path.is_file() else str(path)
+
+
 def takes_pictures(folder: str) -> bool:
     """Whether the model in a Hugging Face folder takes pictures; False if its config.json cannot be read.
 

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
+from yatt.models.config_types import MODEL_KEY, refused_model
 from yatt.models.families import FAMILIES, Family
 from yatt.models.rows import EMBEDDING, OUTPUT, SCORE, Part, WeightRow
 from yatt.models.shape import Shape
@@ -48,10 +50,14 @@ def read_model(folder: str, own: Family | None = None) -> Model:
     try:
         return model_of(values, own)
     except ConfigError as error:
-        named = str(error).replace("config.json says", f"{Path(folder) / 'config.json'} says", 1)
-        if folder not in named:
-            named = named.replace("model.path: ", f"model.path: {folder}: ", 1)
-        raise ConfigError(named) from error
+        raise error.with_each(partial(_in_folder, Path(folder))) from error
+
+
+def _in_folder(folder: Path, found: Finding) -> Finding:
+    """The mistake with the folder, which readers of a config.json do not know."""
+    if found.key != MODEL_KEY:
+        return found
+    return replace(found, file=str(folder / found.file))
 
 
 def read_config(folder: str) -> dict[str, Any]:
@@ -63,9 +69,10 @@ def read_config(folder: str) -> dict[str, Any]:
     try:
         found = read_json_object(Path(folder) / "config.json")
     except ConfigError as error:
-        raise ConfigError(f"model.path: {error}") from error.__cause__
+        raise error.about(MODEL_KEY) from error.__cause__
     if found is None:
-        raise ConfigError(f"model.path: {folder} has no config.json; name a Hugging Face model folder.")
+        says = f"{folder} has no config.json; name a Hugging Face model folder."
+        raise ConfigError(says, key=MODEL_KEY, missing=folder)
     return found
 
 
@@ -79,7 +86,8 @@ def model_of(config: Any, own: Family | None = None) -> Model:
     family = family_of(values.get("model_type"), own)
     shape: object = family.read(values)
     if not isinstance(shape, Shape):
-        raise ConfigError(f"model.family: {family.model_type}: read gives {type(shape).__name__}, not Shape.")
+        says = f"{family.model_type}: read gives {type(shape).__name__}, not Shape."
+        raise ConfigError(says, key="model.family")
     rows = tuple(family.rows(shape))
     check_parameter_rows(family, rows)
     return Model(shape=shape, rows=rows)
@@ -93,9 +101,9 @@ def family_of(model_type: object, own: Family | None = None) -> Family:
     """
     known = FAMILIES | ({own.model_type: own} if own else {})
     if not isinstance(model_type, str) or model_type not in known:
-        raise ConfigError(
-            f"model.path: architecture {model_type!r} is not supported; use one of {', '.join(known)}, or "
-            "write a family of your own (model.family, docs/extending.md)."
+        raise refused_model(
+            f"architecture {model_type!r} is not supported; use one of {', '.join(known)}, or write a "
+            "family of your own (model.family, docs/extending.md)."
         )
     return known[model_type]
 
@@ -110,16 +118,15 @@ def check_parameter_rows(family: Family, rows: tuple[WeightRow, ...]) -> None:
     tensors = [name for row in rows for name in row.hf_names]
     for what, found in (("parameter", names), ("tensor", tensors)):
         if twice := [name for name, count in Counter(found).items() if count > 1]:
-            raise ConfigError(f"model.family: {family.model_type}: two rows have the {what} {twice[0]}.")
+            says = f"{family.model_type}: two rows have the {what} {twice[0]}."
+            raise ConfigError(says, key="model.family")
     _check_stacks(family, rows)
     if EMBEDDING not in names:
-        raise ConfigError(f"model.family: {family.model_type}: no row is {EMBEDDING}.")
+        raise ConfigError(f"{family.model_type}: no row is {EMBEDDING}.", key="model.family")
     for row in rows:
         if row.groups < 1 or any(part.num_rows < 1 or part.num_rows % row.groups for part in row.parts):
-            raise ConfigError(
-                f"model.family: {family.model_type}: the parts of {row.name} do not divide into {row.groups} "
-                "groups."
-            )
+            says = f"{family.model_type}: the parts of {row.name} do not divide into {row.groups} groups."
+            raise ConfigError(says, key="model.family")
 
 
 def _check_stacks(family: Family, rows: tuple[WeightRow, ...]) -> None:
@@ -140,6 +147,7 @@ def _check_stacks(family: Family, rows: tuple[WeightRow, ...]) -> None:
             or not first.width
         ):
             raise ConfigError(
-                f"model.family: {family.model_type}: the rows of {name} need to be its blocks, each once, "
-                "matrices of one shape in one group."
+                f"{family.model_type}: the rows of {name} need to be its blocks, each once, matrices of one "
+                "shape in one group.",
+                key="model.family",
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from yatt.errors import ConfigError
+from yatt.models.config_types import refused_config
 
 BLOCK = 128
 SCALE = "_scale_inv"
@@ -44,9 +45,8 @@ def is_quantised(values: Mapping[str, Any]) -> bool:
 
 
 def _unsupported(found: object) -> ConfigError:
-    return ConfigError(
-        f"model.path: config.json says {KEY}={found!r}, which the trainer cannot read; it needs {_ALLOWED}, "
-        "or the model in bfloat16."
+    return refused_config(
+        f"says {KEY}={found!r}, which the trainer cannot read; it needs {_ALLOWED}, or the model in bfloat16."
     )
 
 

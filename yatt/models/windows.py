@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from yatt.errors import ConfigError
-from yatt.models.config_types import Values, config_count, config_size, flag_of
+from yatt.models.config_types import Values, config_count, config_size, flag_of, refused_config
 
 WindowRule = Callable[[Values, int], list[int]]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -76,9 +76,9 @@ def _by_layer(values: Values, num_layers: int, size: int, narrow: Container[int]
     if other := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
         raise _unknown_kind(other[0], f"'{FULL}' or '{SLIDING}'")
     if SLIDING in kinds and not size:
-        raise ConfigError(
-            f"model.path: config.json says layer_types with '{SLIDING}', but no window; write "
-            "sliding_window, and use_sliding_window: true where the family has it."
+        raise refused_config(
+            f"says layer_types with '{SLIDING}', but no window; write sliding_window, and "
+            "use_sliding_window: true where the family has it."
         )
     has_window = [kind == SLIDING for kind in kinds] or [index in narrow for index in range(num_layers)]
     return [size if has_one else 0 for has_one in has_window]
@@ -106,24 +106,21 @@ def _flagged_size(values: Values) -> int:
 def _listed_kinds(values: Values, num_layers: int) -> list[Any]:
     listed = values.get("layer_types") or []
     if not isinstance(listed, list | tuple):
-        raise ConfigError(f"model.path: config.json says layer_types={listed!r}; it needs a list of names.")
+        raise refused_config(f"says layer_types={listed!r}; it needs a list of names.")
     if listed and len(listed) != num_layers:
-        raise ConfigError(
-            f"model.path: config.json says layer_types of {len(listed)} layers, and "
-            f"num_hidden_layers={num_layers}; one of them is wrong."
+        raise refused_config(
+            f"says layer_types of {len(listed)} layers, and num_hidden_layers={num_layers}; one "
+            "of them is wrong."
         )
     return list(listed)
 
 
 def _unsupported(values: Values, key: str, wanted: str) -> ConfigError:
-    return ConfigError(
-        f"model.path: config.json says {key}={values[key]!r}, which the trainer cannot do for "
-        f"{values['model_type']}; it needs {wanted}."
+    return refused_config(
+        f"says {key}={values[key]!r}, which the trainer cannot do for {values['model_type']}; "
+        f"it needs {wanted}."
     )
 
 
 def _unknown_kind(kind: object, wanted: str) -> ConfigError:
-    return ConfigError(
-        f"model.path: config.json says layer_types with {kind!r}, which the trainer cannot do; it needs "
-        f"{wanted}."
-    )
+    return refused_config(f"says layer_types with {kind!r}, which the trainer cannot do; it needs {wanted}.")

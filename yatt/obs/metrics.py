@@ -25,8 +25,15 @@ FAILED_SHARE = "failed_share"
 """Last part of the key of the share of held-out completions that have no score."""
 
 TIME_PREFIXES = (
-    "timing_s/", "timing_per_token_ms/", "perf/", "lease/", "placement/", "goodput/", "restart/", "ckpt/",
-)  # fmt: skip
+    "timing_s/",
+    "timing_per_token_ms/",
+    "perf/",
+    "lease/",
+    "placement/",
+    "goodput/",
+    "restart/",
+    "ckpt/",
+)
 """Prefixes of keys that may differ between two runs with the same results."""
 
 

@@ -124,12 +124,14 @@ def _from_files(paths: RunPaths, iteration: int, sample: int | None) -> Recorded
     mine = [file for file in files if file.attempt == newest]
     samples = [each for file in mine for each in file.samples]
     return RecordedIteration(
-        iteration, attempt=newest, samples=sorted(samples, key=lambda each: cast(int, each["sample"])),
+        iteration,
+        attempt=newest,
+        samples=sorted(samples, key=lambda each: cast(int, each["sample"])),
         judged=[each for file in mine for each in file.judged],
         num_unreadable=sum(file.num_unreadable for file in files),
         num_replaced=sum(0 < file.attempt < newest for file in files),
         num_missing=max(0, max(file.num_missing for file in mine) - len(mine)),
-    )  # fmt: skip
+    )
 
 
 def _one_file(path: Path, iteration: int, sample: int | None) -> RecordedIteration:

@@ -9,15 +9,13 @@ from yatt.records.message import (
     Message,
     MiniBatchPlan,
     Order,
-    Published,
     Restored,
     Rollout,
     SampleFact,
     SampleRequest,
-    ShardFile,
     StoreOpened,
 )
-from yatt.records.shards import Count
+from yatt.records.shards import StateFile
 from yatt.records.usage import RankUsage
 from yatt.records.weights import (
     DescribeWeights as DescribeWeights,
@@ -58,15 +56,6 @@ class BuildTrainer(Order[Done], frozen=True, kw_only=True):
 
     host: str
     port: int
-
-
-class StateFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A controller's file of a checkpoint (`control.rollouts.groups.carried`); `path` is relative to the
-    store."""
-
-    path: str
-    size_bytes: Count
-    checksum: str
 
 
 class RestoreTrainer(Order[Restored], frozen=True, kw_only=True):
@@ -144,67 +133,40 @@ class TrainOrder(Order[TrainedNode], frozen=True, kw_only=True):
     is_held_out: bool = False
 
 
+class PicturesShown(Message, frozen=True, kw_only=True):
+    """`lost`: why a picture cannot be used any more, by the ids of samples that need it."""
+
+    lost: dict[int, str]
+
+
+class ShowPictures(Order[PicturesShown], frozen=True, kw_only=True):
+    """Order to have ranks see the pictures of their samples, of these groups; the rest as in TrainOrder."""
+
+    iteration: int
+    numbers: tuple[int, ...]
+    plan: tuple[MiniBatchPlan, ...]
+    dp_lead_ranks: tuple[int, ...]
+
+
+class LeaveOut(Order[Done], frozen=True, kw_only=True):
+    """Order to drop these accepted prompt groups: why, by their numbers. No update needs them any more."""
+
+    iteration: int
+    reasons: dict[int, str]
+
+
 class SampleTransfer(Order[Done], frozen=True, kw_only=True):
-    """Samples to train on: from the controller of their data shard to another node's, or to a trainer rank
-    before its Train."""
+    """Samples to train on: from their shard's controller to another node's, or to a rank before its Train."""
 
     iteration: int
     rollouts: tuple[Rollout, ...]
-
-
-class NodeSnapshot(Message, frozen=True, kw_only=True):
-    """This node's ranks and its controller have a snapshot of their state. Fields as in SnapshotTaken."""
-
-    common: bytes
-    size_bytes: int
-
-
-class SnapshotOrder(Order[NodeSnapshot], frozen=True, kw_only=True):
-    """Order to take a snapshot of this node's state after the iteration."""
-
-    iteration: int
-
-
-class UploadedNode(Message, frozen=True, kw_only=True):
-    """The files that were written: shards, and the controller's own state. `local_fault` and `local_s` are as
-    in `Uploaded`."""
-
-    files: tuple[ShardFile, ...]
-    state: StateFile
-    host: str = ""
-    local_fault: str = ""
-    local_s: float = 0.0
-
-
-class UploadOrder(Order[UploadedNode], frozen=True, kw_only=True):
-    """Order to write the snapshot of the iteration to the checkpoint store, under the prefix `url`.
-    `committed` is the prefix of the newest committed save; empty if there is none. `is_local`: write it to
-    the local tier of this node only."""
-
-    iteration: int
-    url: str
-    committed: str = ""
-    is_local: bool = False
-
-
-class ExportOrder(Order[Done], frozen=True, kw_only=True):
-    """Order to write the policy as a Hugging Face folder, by all ranks together."""
-
-    folder: str
-
-
-class PublishOrder(Order[Published], frozen=True, kw_only=True):
-    """Order to bring the weights in the host copies of this node's ranks up to date."""
-
-    policy_version: int
-    probe: tuple[bytes, ...]
 
 
 class TakeWeights(Order[Done], frozen=True, kw_only=True):
     """Order to make published weights available to this node's engines: what no rank of this node has, it
     fetches from other nodes.
 
-    `probe`, `probe_logprobs` and `rounding` are as in PublishOrder and Published. `sums`: checksums of some
+    `probe`, `probe_logprobs` and `rounding` are as in Publish and Published. `sums`: checksums of some
     tensors, by name; `part_sums`: of the slices of each node of an engine that spans several.
     """
 
@@ -291,6 +253,23 @@ class ValidateOrder(Order[ValidatedNode], frozen=True, kw_only=True):
 
 class OpenHeldOut(Order[Advanced], frozen=True, kw_only=True):
     """Order to open this node's data shard of the held-out rows, whose completions are given."""
+
+
+class PromptsDone(Message, frozen=True, kw_only=True):
+    """Number of a node's prompts, and of those that are too long and are not among them."""
+
+    num_prompts: int
+    too_long: int
+
+
+class EvaluatePrompts(Order[PromptsDone], frozen=True, kw_only=True):
+    """Order to a trainer node to sample its prompts and score the samples, as far as these roles can."""
+
+    roles: tuple[str, ...]
+
+
+class WriteSamples(Order[Done], frozen=True, kw_only=True):
+    """Order to a trainer node to write its samples to the run folder."""
 
 
 class EventLines(Message, frozen=True, kw_only=True):

@@ -28,9 +28,14 @@ def encode_body(body: m.Message) -> msgspec.Raw:
 
 
 def encode_frame(
-    attempt: int, seq: int, reply_to: int, body: m.Message | msgspec.Raw, *, token: int = 0,
+    attempt: int,
+    seq: int,
+    reply_to: int,
+    body: m.Message | msgspec.Raw,
+    *,
+    token: int = 0,
     waits_from: int = 0,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Returns one message, encoded in its envelope."""
     raw = body if isinstance(body, msgspec.Raw) else encode_body(body)
     return _ENCODER.encode(m.Frame(attempt, token, seq, reply_to, waits_from, raw))

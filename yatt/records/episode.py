@@ -121,10 +121,13 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             if first < num_tokens
         )
         return msgspec.structs.replace(
-            self, token_ids=self.token_ids[: 4 * num_tokens], logprobs=self.logprobs[: 4 * num_tokens],
-            policy_versions=spans, token_rewards=self.token_rewards[: 4 * num_tokens],
+            self,
+            token_ids=self.token_ids[: 4 * num_tokens],
+            logprobs=self.logprobs[: 4 * num_tokens],
+            policy_versions=spans,
+            token_rewards=self.token_rewards[: 4 * num_tokens],
             likeliest=self.likeliest and self.likeliest.of_tokens(0, num_tokens),
-        )  # fmt: skip
+        )
 
     def longer(self, ids: bytes, logprobs: bytes, policy_version: int) -> "Turn":
         """This turn with more tokens, which `policy_version` sampled."""
@@ -132,6 +135,48 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
             return self
         span = (policy_version, self.num_tokens, self.num_tokens + len(ids) // 4)
         return msgspec.structs.replace(
-            self, token_ids=self.token_ids + ids, logprobs=self.logprobs + logprobs,
+            self,
+            token_ids=self.token_ids + ids,
+            logprobs=self.logprobs + logprobs,
             policy_versions=(*self.policy_versions, span),
-        )  # fmt: skip
+        )
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sample to train on: its prompt and all later turns."""
+
+    sample_id: int
+    turns: tuple[Turn, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all turns."""
+        return sum(turn.size_bytes for turn in self.turns)
+
+
+class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Metadata of one sample, which every rank receives for all samples; a few bytes."""
+
+    sample_id: int
+    prompt_group: int
+    reward: float
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    """Number of tokens that the policy sampled."""
+
+    is_masked: bool = False
+    """Whether only its reward is used, in its group's baseline, and its tokens are not trained on."""
+
+    is_cut: bool = False
+    """Whether it was cut by a limit of tokens."""
+
+    num_observation_tokens: int = 0
+    """Number of tokens between the policy's turns."""
+
+    num_turns: int = 1
+    """Number of the policy's turns."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of all tokens."""
+        return self.num_prompt_tokens + self.num_completion_tokens + self.num_observation_tokens

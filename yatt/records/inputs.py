@@ -3,10 +3,22 @@
 import re
 
 TOKENIZER, TEMPLATE, MODEL_CONFIG, WEIGHTS = "tokenizer", "chat_template", "model_config", "weights"
+CRITIC_CONFIG, CRITIC_WEIGHTS = "critic.model_config", "critic.weights"
 HELD_OUT, ENVIRONMENT = "data.val_files", "environment"
 ALGORITHM, FAMILY = "algorithm.path", "model.family"
 
-_NAMES = (TOKENIZER, TEMPLATE, MODEL_CONFIG, WEIGHTS, HELD_OUT, ENVIRONMENT, ALGORITHM, FAMILY)
+_NAMES = (
+    TOKENIZER,
+    TEMPLATE,
+    MODEL_CONFIG,
+    WEIGHTS,
+    CRITIC_CONFIG,
+    CRITIC_WEIGHTS,
+    HELD_OUT,
+    ENVIRONMENT,
+    ALGORITHM,
+    FAMILY,
+)
 _OF_LISTS = re.compile(r"rewards\[.+\]|genrms\[.+\]\.(?:path|model)")
 
 

@@ -23,21 +23,30 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     def plus(self, running: int, seconds: float) -> "StepSums":
         """Returns the sums with one more step."""
         return StepSums(
-            self.steps + 1, self.running + running, self.running2 + running * running,
-            self.seconds + seconds, self.running_seconds + running * seconds,
-        )  # fmt: skip
+            self.steps + 1,
+            self.running + running,
+            self.running2 + running * running,
+            self.seconds + seconds,
+            self.running_seconds + running * seconds,
+        )
 
     def __add__(self, other: "StepSums") -> "StepSums":
         return StepSums(
-            self.steps + other.steps, self.running + other.running, self.running2 + other.running2,
-            self.seconds + other.seconds, self.running_seconds + other.running_seconds,
-        )  # fmt: skip
+            self.steps + other.steps,
+            self.running + other.running,
+            self.running2 + other.running2,
+            self.seconds + other.seconds,
+            self.running_seconds + other.running_seconds,
+        )
 
     def __sub__(self, other: "StepSums") -> "StepSums":
         return StepSums(
-            self.steps - other.steps, self.running - other.running, self.running2 - other.running2,
-            self.seconds - other.seconds, self.running_seconds - other.running_seconds,
-        )  # fmt: skip
+            self.steps - other.steps,
+            self.running - other.running,
+            self.running2 - other.running2,
+            self.seconds - other.seconds,
+            self.running_seconds - other.running_seconds,
+        )
 
 
 class SlabLoad(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

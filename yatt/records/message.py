@@ -10,7 +10,14 @@ from typing import ClassVar
 
 import msgspec
 
-from yatt.records.episode import Likeliest, MediaRef as MediaRef, PlacedMedia as PlacedMedia, Turn as Turn
+from yatt.records.episode import (
+    Likeliest,
+    MediaRef as MediaRef,
+    PlacedMedia as PlacedMedia,
+    Rollout as Rollout,
+    SampleFact as SampleFact,
+    Turn as Turn,
+)
 from yatt.records.load import StepSums
 from yatt.records.media import (
     MediaFault as MediaFault,
@@ -32,6 +39,8 @@ from yatt.records.order import (
 from yatt.records.scores import (
     Answered as Answered,
     Ask as Ask,
+    GroupJudged as GroupJudged,
+    JudgeGroup as JudgeGroup,
     RewardsLoaded as RewardsLoaded,
     RewardsStuck as RewardsStuck,
     RowRef as RowRef,
@@ -123,6 +132,9 @@ class Stop(Order[Done], frozen=True, kw_only=True):
 
 # ---- engines ------------------------------------------------------------------------------------
 
+MOST_WATCHED = 64
+"""Most tokens whose log-probs one request may ask for."""
+
 
 class SampleRequest(Message, frozen=True, kw_only=True):
     """Request for one completion of one prompt. `seed` alone decides it, given weights and parameters.
@@ -130,7 +142,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     `structure`: what the engine may write, {"choice": [...]} or {"json": schema} as JSON; empty: anything.
     `media`: pictures of the prompt, whose placeholder tokens `prompt_ids` has already. `group`: requests of
     one group share a prompt, so one engine should serve them. `scored_from`: above 0, the answer has the
-    log-probs of the prompt's tokens from there on (temperature 1), and no tokens.
+    log-probs of the prompt's tokens from there on (temperature 1), and no tokens. `watched`: ids of at most
+    `MOST_WATCHED` tokens; the answer has their log-probs wherever it samples a token.
     """
 
     under_lease: ClassVar[bool] = True
@@ -147,6 +160,7 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     structure: str = ""
     group: str = ""
     scored_from: int = 0
+    watched: tuple[int, ...] = ()
     suspicion: int = 0
     """Number of engines that died with this request in them (`yatt.core.requests.dispatch`)."""
 
@@ -169,6 +183,11 @@ class Completed(Message, frozen=True, kw_only=True):
     `finish_reason`: stop, length, abort; error (refused, see `error`); lost (the engine failed: it is to be
     sent again). Only controllers write moved (the engine sleeps: the request goes on elsewhere) and
     media_fault (see `error`). `score`: of a scalar reward model. `likeliest`: of a teacher, by scored token.
+
+    `logprobs` are of the distribution that a token was sampled from: after temperature, top-k, top-p and
+    structure; at temperature 0, of the model's own, within the structure. `watched`: those of the request's
+    watched tokens in the same distributions, float32 [sampled tokens, watched ids] in the order asked; -inf
+    where such a token could not be sampled. Unless the request was aborted, none is missing or no number.
     """
 
     request_id: str
@@ -179,6 +198,7 @@ class Completed(Message, frozen=True, kw_only=True):
     error: str = ""
     score: float = 0.0
     likeliest: Likeliest | None = None
+    watched: bytes = b""
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True):
@@ -268,46 +288,6 @@ class Restore(Order[Restored], frozen=True, kw_only=True):
     weights_only: bool = False
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sample to train on: its prompt and all later turns."""
-
-    sample_id: int
-    turns: tuple[Turn, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all turns."""
-        return sum(turn.size_bytes for turn in self.turns)
-
-
-class SampleFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Metadata of one sample, which every rank receives for all samples; a few bytes."""
-
-    sample_id: int
-    prompt_group: int
-    reward: float
-    num_prompt_tokens: int
-    num_completion_tokens: int
-    """Number of tokens that the policy sampled."""
-
-    is_masked: bool = False
-    """Whether only its reward is used, in its group's baseline, and its tokens are not trained on."""
-
-    is_cut: bool = False
-    """Whether it was cut by a limit of tokens."""
-
-    num_observation_tokens: int = 0
-    """Number of tokens between the policy's turns."""
-
-    num_turns: int = 1
-    """Number of the policy's turns."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of all tokens."""
-        return self.num_prompt_tokens + self.num_completion_tokens + self.num_observation_tokens
-
-
 class PicturesSeen(Message, frozen=True, kw_only=True):
     """`missing`: numbers of the order's pictures that are not prepared on this node any more."""
 
@@ -385,7 +365,7 @@ class Published(Message, frozen=True, kw_only=True):
 
 
 class Publish(Order[Published], frozen=True, kw_only=True):
-    """Order to bring the weights in the host copy up to date."""
+    """Order to bring the weights in host copies up to date, of a node by the leader, and of its ranks."""
 
     under_lease: ClassVar[bool] = True
     policy_version: int
@@ -393,8 +373,7 @@ class Publish(Order[Published], frozen=True, kw_only=True):
 
 
 class ExportHF(Order[Done], frozen=True, kw_only=True):
-    """Order to write the policy as a Hugging Face folder."""
+    """Order to all ranks, by their nodes, to write the policy as a Hugging Face folder together."""
 
-    under_lease: ClassVar[bool] = True
-
+    under_lease = passes_to_ranks = True
     folder: str

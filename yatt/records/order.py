@@ -20,6 +20,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Whether a worker may carry it out only while it holds the lease (see
     `yatt.core.gpus.lease.WorkerLease`)."""
 
+    passes_to_ranks: ClassVar[bool] = False
+    """Whether a node only passes this order of the leader to its trainer ranks. It has Done as its answer."""
+
 
 A = TypeVar("A", bound=Message)
 

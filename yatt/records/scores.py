@@ -34,8 +34,9 @@ class Scored(Message, frozen=True, kw_only=True):
     """The function's score, its other numbers, and how often it called its GenRM.
 
     `applies` is False if the function has no score for this sample (it returned None). A listwise verdict has
-    the completions in `ranking`, the best first, instead of a score. `pred`: the answer that the function
-    read in the completion; empty if it does not say.
+    the completions in `ranking`, the best first, instead of a score; one on several criteria their values in
+    `extra`. `at`: place of a verdict's word in the GenRM's text. `pred`: the answer that the function read in
+    the completion; empty if it does not say.
     """
 
     score: float
@@ -44,13 +45,15 @@ class Scored(Message, frozen=True, kw_only=True):
     applies: bool = True
     ranking: tuple[int, ...] = ()
     pred: str = ""
+    at: int = 0
 
 
 class Score(Order[Scored], frozen=True, kw_only=True):
     """Order to call one reward function, or parse one verdict, on one completion.
 
     The reward process reads the data row itself, so that its values arrive unchanged. For a GenRM with a
-    template `completion` is the GenRM's text, and `num_ranked` the completions that a listwise verdict ranks.
+    template `completion` is the GenRM's text, `num_ranked` the completions that a listwise verdict ranks, and
+    `criteria` those of which a verdict has a value each.
     The function's limit is `limit_factor` times its `timeout_s`.
     """
 
@@ -66,6 +69,7 @@ class Score(Order[Scored], frozen=True, kw_only=True):
     turns: tuple[tuple[str, str], ...] = ()
     """With an environment: role and text of all turns; `completion` is what the policy said."""
     num_ranked: int = 0
+    criteria: tuple[str, ...] = ()
 
 
 class ScoredMany(Message, frozen=True, kw_only=True):
@@ -99,6 +103,23 @@ class Step(Order[Stepped], frozen=True, kw_only=True):
     reward: ClassVar[str] = ENVIRONMENT
     prompt: str
     turns: tuple[tuple[str, str], ...]
+    row: RowRef
+    is_held_out: bool = False
+    limit_factor: int = 1
+
+
+class GroupJudged(Message, frozen=True, kw_only=True):
+    """What a user's way of judging gives (`yatt.judging.outside`)."""
+
+    payload: bytes
+
+
+class JudgeGroup(Order[GroupJudged], frozen=True, kw_only=True):
+    """Order to call a user's way of judging: `payload` is a group, with answers if its scores are wanted
+    instead of its questions."""
+
+    reward: str
+    payload: bytes
     row: RowRef
     is_held_out: bool = False
     limit_factor: int = 1

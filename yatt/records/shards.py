@@ -65,16 +65,26 @@ class SavePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(piece.size_bytes for pieces in self.files for piece in pieces)
 
 
+class StateFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller's file of a checkpoint (`control.rollouts.groups.carried`); `path` is relative to the
+    store."""
+
+    path: str
+    size_bytes: Count
+    checksum: str
+
+
 class SnapshotTaken(Message, frozen=True, kw_only=True):
-    """The host copy is of the iteration. `common` is JSON of values that all ranks share (rank 0 fills it);
-    `size_bytes` is what this rank's part of a checkpoint has."""
+    """The host copy is of the iteration, of a rank or of all of a node's. `common` is JSON of values that all
+    ranks share (rank 0 fills it); `size_bytes` is what this part of a checkpoint has."""
 
     common: bytes
     size_bytes: int
 
 
 class TakeSnapshot(Order[SnapshotTaken], frozen=True, kw_only=True):
-    """Order to a trainer rank to bring its host copy up to date, which must be of this iteration."""
+    """Order to bring host copies up to date, which must be of this iteration: from the leader to a trainer
+    node, which takes the state of its prompt groups too, and from there to its ranks."""
 
     under_lease: ClassVar[bool] = True
 
@@ -83,24 +93,28 @@ class TakeSnapshot(Order[SnapshotTaken], frozen=True, kw_only=True):
 
 class Uploaded(Message, frozen=True, kw_only=True):
     """The files that were written. `local_fault`: why this node's disk does not have them too; empty if it
-    does, or if there is no local tier. `local_s`: seconds that writing them there took."""
+    does, or if there is no local tier. `local_s`: seconds that writing them there took. The node adds the
+    file of its prompt groups, and its host."""
 
     files: tuple[ShardFile, ...]
+    state: StateFile = StateFile(path="", size_bytes=0, checksum="")
+    host: str = ""
     local_fault: str = ""
     local_s: float = 0.0
 
 
 class Upload(Order[Uploaded], frozen=True, kw_only=True):
-    """Order to the uploader to write the snapshots of this node's ranks to the checkpoint store.
+    """Order to write the snapshots of a node's ranks to the checkpoint store: from the leader to a trainer
+    node, and from there to its uploader.
 
-    `url`: a prefix that only this attempt uses. `stems`: paths of the ranks' host copies. `committed`: prefix
-    of the newest committed save, which stays in the local tier; empty if there is none. `is_local`: write
-    them to the local tier only.
+    `url`: a prefix that only this attempt uses. `stems`: paths of the ranks' host copies, which the node
+    adds. `committed`: prefix of the newest committed save, which stays in the local tier; empty if there is
+    none. `is_local`: write them to the local tier only.
     """
 
     iteration: int
     url: str
-    stems: tuple[str, ...]
+    stems: tuple[str, ...] = ()
     committed: str = ""
     is_local: bool = False
 

@@ -36,7 +36,6 @@ from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.processes.worker_arguments import WorkerArguments, parse_arguments
 from yatt.adapters.run_folder.staged import load_on_node
 from yatt.config.schema import GenRMSection, RunConfig, VerdictSection
-from yatt.core.samples.verdict import parse_ranking, parse_verdict
 from yatt.errors import (
     EXIT_USER_MISTAKE,
     ConfigError,
@@ -44,6 +43,7 @@ from yatt.errors import (
     WorkerFailed,
     words_of,
 )
+from yatt.judging.reading import parse_ranking, parse_values, parse_verdict, verdict_place
 from yatt.paths import RunPaths, rows_folder
 from yatt.records import message as m
 from yatt.records.episode import ENVIRONMENT
@@ -52,12 +52,14 @@ from yatt.reward.functions import (
     CallStuck,
     RewardFunction,
     ScoredSample,
+    call_function,
     call_reward,
     load_rewards,
     messages_of,
 )
 from yatt.reward.genrm_client import CONTROLLER, GenRMClient
 from yatt.reward.results import encodable_text
+from yatt.reward.ways import load_ways
 
 T = TypeVar("T")
 ROW_S = 0.5
@@ -83,7 +85,6 @@ class RewardWorker:
     def __init__(self, config: RunConfig, functions: dict[str, RewardFunction], scratch: Path) -> None:
         self._config, self._functions = config, functions
         self._genrms: dict[str, GenRMSection] = {genrm.name: genrm for genrm in config.genrms}
-        self._verdicts = {genrm.name: genrm.verdict for genrm in config.genrms if genrm.template}
         self._rows = {
             is_held_out: RowReader(files, config.data, rows_folder(scratch, is_held_out=is_held_out))
             for is_held_out, files in ((False, config.data.train_files), (True, config.data.val_files))
@@ -106,10 +107,12 @@ class RewardWorker:
             return m.Done()
         if isinstance(body, m.Step):
             return await self._step(self._functions[ENVIRONMENT], body)
+        if isinstance(body, m.JudgeGroup):
+            return await self._judge(self._functions[body.reward], body)
         if not isinstance(body, m.Score | m.ScoreMany):
             return m.Failed(error=f"{type(body).__name__} is no order for a reward process")
-        if isinstance(body, m.Score) and body.reward in self._verdicts:
-            return read_verdict(body.completion, self._verdicts[body.reward], body.num_ranked)
+        if isinstance(body, m.Score) and (genrm := self._genrms.get(body.reward)) and genrm.template:
+            return read_verdict(body, genrm.verdict)
         function = self._functions.get(body.reward)
         if function is None:
             known = ", ".join(self._functions) or "none"
@@ -126,10 +129,14 @@ class RewardWorker:
         except WorkerFailed as error:
             return m.Failed(error=str(error), waits=is_passing(error))
         episode = Episode(
-            prompt=order.prompt, turns=order.turns, data_source=row.data_source,
-            ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
+            prompt=order.prompt,
+            turns=order.turns,
+            data_source=row.data_source,
+            ground_truth=row.ground_truth,
+            extra_info=row.raw.get("extra_info"),
+            row=row.raw,
             kwargs=function.kwargs,
-        )  # fmt: skip
+        )
         shown = _shown(row.data_source, order.prompt)
         answer = await self._result(function, shown, partial(call_step, function, episode))
         if answer is None or isinstance(answer, m.Failed):
@@ -150,6 +157,16 @@ class RewardWorker:
         except OSError as error:
             says = f"a picture of the environment cannot be kept in {self._config.data.media_store}: {error}"
             return m.Failed(error=says, waits=is_passing(error))
+
+    async def _judge(self, function: RewardFunction, order: m.JudgeGroup) -> m.Message:
+        try:
+            row = await self._row(order)
+        except WorkerFailed as error:
+            return m.Failed(error=str(error), waits=is_passing(error))
+        arguments = {"payload": order.payload, "row": row.raw}
+        shown = _shown(row.data_source, str(row.prompt))
+        found = await self._result(function, shown, partial(call_function, function, arguments, None))
+        return found if isinstance(found, m.Failed) else m.GroupJudged(payload=found)
 
     async def _score(self, function: RewardFunction, order: m.Score | m.ScoreMany) -> m.Message:
         client = self._client(function)
@@ -182,11 +199,14 @@ class RewardWorker:
         asked = client.asked if client else 0
         scores = tuple(
             m.Scored(
-                score=each.score or 0.0, extra=each.extra, asked=asked, applies=each.score is not None,
+                score=each.score or 0.0,
+                extra=each.extra,
+                asked=asked,
+                applies=each.score is not None,
                 pred=each.pred,
             )
             for each in found
-        )  # fmt: skip
+        )
         return scores[0] if is_one else m.ScoredMany(scores=scores)
 
     async def _result(
@@ -225,17 +245,23 @@ class RewardWorker:
 
     def _sample(self, order: m.Score, row: Row) -> ScoredSample:
         return ScoredSample(
-            prompt=order.prompt, completion=order.completion, data_source=row.data_source,
-            ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"), row=row.raw,
+            prompt=order.prompt,
+            completion=order.completion,
+            data_source=row.data_source,
+            ground_truth=row.ground_truth,
+            extra_info=row.raw.get("extra_info"),
+            row=row.raw,
             facts={
-                "finish_reason": order.finish_reason, "num_prompt_tokens": order.num_prompt_tokens,
+                "finish_reason": order.finish_reason,
+                "num_prompt_tokens": order.num_prompt_tokens,
                 "num_completion_tokens": order.num_completion_tokens,
                 "max_response_tokens": self._config.rollout.max_response_tokens,
-            } | ({"turns": messages_of(order.turns)} if order.turns else {}),
+            }
+            | ({"turns": messages_of(order.turns)} if order.turns else {}),
             turns=order.turns,
-        )  # fmt: skip
+        )
 
-    async def _row(self, order: m.Score | m.Step) -> Row:
+    async def _row(self, order: m.Score | m.Step | m.JudgeGroup) -> Row:
         """Reads the data row with one bounded try, because it uses the call's time and other calls wait.
 
         Raises:
@@ -257,7 +283,7 @@ class RewardWorker:
         except OSError as error:
             raise WorkerFailed(f"{path}: a row cannot be read: {error}") from error
 
-    def _read(self, order: m.Score | m.Step, mark: object) -> Row:
+    def _read(self, order: m.Score | m.Step | m.JudgeGroup, mark: object) -> Row:
         try:
             return self._rows[order.is_held_out].read(order.row, limit_s=0.0)
         finally:
@@ -272,13 +298,19 @@ class RewardWorker:
         return GenRMClient(self._channel, genrm, run_seed=self._config.run.seed, limit_s=limit_s)
 
 
-def read_verdict(text: str, verdict: VerdictSection, num_ranked: int = 0) -> m.Message:
-    """Parses the score, or the ranking of so many completions, in a GenRM's text; Failed without one."""
-    if num_ranked:
-        ranking = parse_ranking(text, verdict, num_ranked)
+def read_verdict(order: m.Score, verdict: VerdictSection) -> m.Message:
+    """Parses the score, the ranking or the criteria's values in a GenRM's text; Failed without one."""
+    text = order.completion
+    if order.criteria:
+        values = parse_values(text, verdict, order.criteria)
+        return _no_verdict() if values is None else m.Scored(score=0.0, extra=values)
+    if order.num_ranked:
+        ranking = parse_ranking(text, verdict, order.num_ranked)
         return _no_verdict() if ranking is None else m.Scored(score=0.0, ranking=ranking)
     score = parse_verdict(text, verdict)
-    return _no_verdict() if score is None else m.Scored(score=score)
+    if score is None:
+        return _no_verdict()
+    return m.Scored(score=score, at=verdict_place(text, verdict) if verdict.read == "soft" else 0)
 
 
 def _no_verdict() -> m.Failed:
@@ -303,9 +335,12 @@ async def serve(arguments: WorkerArguments, config: RunConfig, functions: dict[s
     scratch = Path(arguments.endpoint.removeprefix("ipc://")).parent
     worker = RewardWorker(config, functions, scratch)
     channel = Channel(
-        socket, attempt=arguments.attempt, handler=worker.handle, peer=CONTROLLER,
+        socket,
+        attempt=arguments.attempt,
+        handler=worker.handle,
+        peer=CONTROLLER,
         progress=lambda _: int(1000 * time.monotonic()),  # the loop runs; each call has its own limit
-    )  # fmt: skip
+    )
     worker.attach(channel)
     try:
         names = tuple(f.name for f in functions.values() if f.is_async)
@@ -326,7 +361,7 @@ def main() -> int:
     try:
         where = RunPaths(Path(arguments.run)), arguments.attempt, arguments.node
         config = with_retries(partial(load_on_node, *where))
-        functions = with_retries(partial(load_rewards, config))
+        functions = with_retries(partial(load_rewards, config)) | with_retries(partial(load_ways, config))
         if config.environment.path:
             functions[ENVIRONMENT] = with_retries(partial(load_environment, config.environment))
     except ConfigError as error:

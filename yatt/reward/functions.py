@@ -106,7 +106,7 @@ class RewardFunction:
     path: Path | None
     """The user's file; None for a built-in function."""
 
-    style: Literal["verl", "trl", "genrm", "environment"]
+    style: Literal["verl", "trl", "genrm", "environment", "way"]
     scope: Literal["sample", "batch", "group"] = "sample"
     kwargs: dict[str, Any]
     timeout_s: float
@@ -131,7 +131,8 @@ def load_rewards(config: RunConfig) -> dict[str, RewardFunction]:
         ConfigError: one of them cannot be loaded.
     """
     functions = {reward.name: load_reward(reward) for reward in config.rewards}
-    return functions | {genrm.name: load_genrm_function(genrm) for genrm in config.genrms if genrm.path}
+    by_client = [genrm for genrm in config.genrms if genrm.asks_by_client]
+    return functions | {genrm.name: load_genrm_function(genrm) for genrm in by_client}
 
 
 def load_reward(reward: RewardSection) -> RewardFunction:
@@ -144,7 +145,8 @@ def load_reward(reward: RewardSection) -> RewardFunction:
     if is_builtin(reward.path):
         name = reward.path.removeprefix(_BUILTIN)
         if name not in BUILTINS:
-            raise ConfigError(f"{key}.path: no built-in {name!r}; there are {', '.join(sorted(BUILTINS))}.")
+            says = f"no built-in {name!r}; there are {', '.join(sorted(BUILTINS))}."
+            raise ConfigError(says, key=f"{key}.path")
         call: Callable[..., Any] = BUILTINS[name]
         path: Path | None = None
     else:
@@ -194,13 +196,11 @@ def load_function(path: Path, name: str, key: str, *, must_be_async: bool = Fals
     function = getattr(module, name, None)
     if not callable(function):
         known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"{key}.function: {path} has no function {name!r} (it has: {', '.join(known) or 'none'})."
-        )
+        says = f"{path} has no function {name!r} (it has: {', '.join(known) or 'none'})."
+        raise ConfigError(says, key=f"{key}.function")
     if must_be_async and not is_async(function):
-        raise ConfigError(
-            f"{key}.function: {name} of {path} must be `async def`; it awaits client.complete(...)."
-        )
+        says = f"{name} of {path} must be `async def`; it awaits client.complete(...)."
+        raise ConfigError(says, key=f"{key}.function")
     return function  # type: ignore[no-any-return]  # callable() was checked above
 
 

@@ -62,21 +62,31 @@ class _Case:
     def sample(self, config: RunConfig) -> ScoredSample:
         count = len(self.completion.split())
         return ScoredSample(
-            prompt=prompt_text(self.row.prompt), completion=self.completion, data_source=self.row.data_source,
-            ground_truth=self.row.ground_truth, extra_info=self.row.raw.get("extra_info"), row=self.row.raw,
+            prompt=prompt_text(self.row.prompt),
+            completion=self.completion,
+            data_source=self.row.data_source,
+            ground_truth=self.row.ground_truth,
+            extra_info=self.row.raw.get("extra_info"),
+            row=self.row.raw,
             facts={
-                "finish_reason": "stop", "num_prompt_tokens": len(prompt_text(self.row.prompt).split()),
-                "num_completion_tokens": count, "max_response_tokens": config.rollout.max_response_tokens,
+                "finish_reason": "stop",
+                "num_prompt_tokens": len(prompt_text(self.row.prompt).split()),
+                "num_completion_tokens": count,
+                "max_response_tokens": config.rollout.max_response_tokens,
             },
-        )  # fmt: skip
+        )
 
     def episode(self, function: RewardFunction) -> Episode:
         row = self.row
         return Episode(
-            prompt=prompt_text(row.prompt), turns=(("assistant", self.completion),),
-            data_source=row.data_source, ground_truth=row.ground_truth, extra_info=row.raw.get("extra_info"),
-            row=row.raw, kwargs=function.kwargs,
-        )  # fmt: skip
+            prompt=prompt_text(row.prompt),
+            turns=(("assistant", self.completion),),
+            data_source=row.data_source,
+            ground_truth=row.ground_truth,
+            extra_info=row.raw.get("extra_info"),
+            row=row.raw,
+            kwargs=function.kwargs,
+        )
 
 
 def _cases(config: RunConfig) -> list[list[_Case]]:

@@ -90,9 +90,14 @@ class MeasuredRounding:
         self._newest: float | None = None
 
     def at(
-        self, policy_version: int, policy: Policy, sequences: list[ProbeSequence], plain: list[Tensor],
-        cut: SequenceLayout, tick: Tick,
-    ) -> float:  # fmt: skip
+        self,
+        policy_version: int,
+        policy: Policy,
+        sequences: list[ProbeSequence],
+        plain: list[Tensor],
+        cut: SequenceLayout,
+        tick: Tick,
+    ) -> float:
         """Returns the newest result; measures first if it is time. Collective; see `probe_rounding`."""
         if self._newest is None or policy_version % ROUNDING_EVERY == 0:
             self._newest = probe_rounding(policy, sequences, plain, cut, tick)

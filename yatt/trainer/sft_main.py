@@ -42,10 +42,16 @@ def train_model(config: SftConfig) -> None:
     limit = longest_sequence(config)
     prepared = config.prepared_folder
     settings = SftSettings(
-        max_steps=config.max_steps, lr=config.lr, warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay, clip_grad=config.clip_grad,
-        seed=config.seed, threads=config.threads, vision=config.vision, prepared=prepared,
-    )  # fmt: skip
+        max_steps=config.max_steps,
+        lr=config.lr,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        clip_grad=config.clip_grad,
+        seed=config.seed,
+        threads=config.threads,
+        vision=config.vision,
+        prepared=prepared,
+    )
     data = DataSection(
         train_files=(config.train_file,),
         image_key=config.image_key,
@@ -127,14 +133,23 @@ def new_config(new: NewModel) -> Any:
         raise ConfigError(f"new.model_type: '{new.model_type}' is not one of {', '.join(sorted(FAMILIES))}.")
     end = len(new.characters) - 1
     return transformers.AutoConfig.for_model(
-        new.model_type, vocab_size=len(new.characters), hidden_size=new.hidden_size,
-        intermediate_size=new.intermediate_size, num_hidden_layers=new.num_hidden_layers,
+        new.model_type,
+        vocab_size=len(new.characters),
+        hidden_size=new.hidden_size,
+        intermediate_size=new.intermediate_size,
+        num_hidden_layers=new.num_hidden_layers,
         num_attention_heads=new.num_attention_heads,
-        num_key_value_heads=new.num_key_value_heads, head_dim=new.head_dim,
-        max_position_embeddings=new.max_position_embeddings, rope_theta=new.rope_theta,
-        tie_word_embeddings=new.tie_word_embeddings, architectures=[FAMILIES[new.model_type].architecture],
-        initializer_range=new.initializer_range, bos_token_id=None, eos_token_id=end, pad_token_id=end,
-    )  # fmt: skip
+        num_key_value_heads=new.num_key_value_heads,
+        head_dim=new.head_dim,
+        max_position_embeddings=new.max_position_embeddings,
+        rope_theta=new.rope_theta,
+        tie_word_embeddings=new.tie_word_embeddings,
+        architectures=[FAMILIES[new.model_type].architecture],
+        initializer_range=new.initializer_range,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
 
 
 def write_character_tokenizer(characters: str, folder: Path) -> None:

@@ -101,10 +101,11 @@ def _example(raw: dict[str, Any], place: str, tokenizer: Tokenizer, ends: tuple[
 def _is_chat(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
     """Whether these are messages of text, the last of them the assistant's, after another one."""
     return (
-        isinstance(messages, list) and len(messages) > 1
+        isinstance(messages, list)
+        and len(messages) > 1
         and all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
         and messages[-1]["role"] == "assistant"
-    )  # fmt: skip
+    )
 
 
 def _end_of_turn(tokenizer: Tokenizer, ends: tuple[int, ...]) -> list[int]:

@@ -19,7 +19,7 @@ from torch import nn
 from yatt.adapters.files.patience import with_retries
 from yatt.adapters.inputs.model_family import critic_of_run, trained_model
 from yatt.adapters.net.curve import CurveKeys
-from yatt.adapters.node_local.host_segment import plan_path
+from yatt.adapters.node_local.host_segment import AREAS, CRITIC_STATE, STATE, plan_path
 from yatt.adapters.node_local.prepared_media import noise_picture, open_prepared
 from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS, Manifest
 from yatt.checkpoint.convert.hf_folder import copy_side_files
@@ -45,7 +45,8 @@ from yatt.trainer.orders import ArrivedSamples, carried_out
 from yatt.trainer.own_algorithm import algorithm_of
 from yatt.trainer.probe import MeasuredRounding, ProbeSequence, probe_logprobs
 from yatt.trainer.state.hf_folder import export_hf
-from yatt.trainer.state.host_copy import AREAS, STATE, HostCopy, host_copy_of
+from yatt.trainer.state.host_copy import HostCopy
+from yatt.trainer.state.model_tensors import add_critic, host_copy_of
 from yatt.trainer.state.publish import Weights
 from yatt.trainer.state.restoring import CheckpointSource
 from yatt.trainer.state.snapshot import (
@@ -84,9 +85,13 @@ class Meeting:
             return
         launch = self._config.launch
         self._run_group().join(
-            (order.host, order.port), rank=order.global_rank, world_size=order.world_size,
-            device_type=self._device.type, join_s=launch.start_timeout_s, timeout_s=launch.phase_timeout_s,
-        )  # fmt: skip
+            (order.host, order.port),
+            rank=order.global_rank,
+            world_size=order.world_size,
+            device_type=self._device.type,
+            join_s=launch.start_timeout_s,
+            timeout_s=launch.phase_timeout_s,
+        )
         join_model_parallel(self._config.trainer, self._config.run.seed)
 
     def leave(self) -> None:
@@ -190,36 +195,49 @@ class TrainerRank:
         )
         kl = KlCoefficient(config.algorithm.kl_coef)
         routes = Routes(
-            policy.chunks, policy.shape, self._device, is_replayed=config.trainer.router_replay,
+            policy.chunks,
+            policy.shape,
+            self._device,
+            is_replayed=config.trainer.router_replay,
             is_recomputed=config.trainer.recompute != "none",
-        )  # fmt: skip
-        critic = self._built_critic()
-        host = host_copy_of(policy, reference, Path(order.stem), order.attempt, critic)
-        pictures = _picture_features(config, policy, reference)
-        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures, critic)
+        )
+        host = host_copy_of(policy, reference, Path(order.stem), order.attempt)
         plan = save_plan(policy, host)
-        if critic is not None:
-            plan = msgspec.structs.replace(plan, files=plan.files + save_plan(critic, host).files)
-        plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
         if config.trainer.offload_optimizer:
             host.keep_away(STATE)
-            for each in (policy, critic) if critic else (policy,):
-                step_in_parts(each.optimizer, host.visited)
+            step_in_parts(policy.optimizer, host.visited)
+        critic, of_critic = self._built_critic(host)
+        plan = msgspec.structs.replace(plan, files=plan.files + of_critic)
+        plan_path(Path(order.stem)).write_bytes(msgspec.msgpack.encode(plan))
+        pictures = _picture_features(config, policy, reference)
+        learner = Learner(config, algorithm, policy, reference, host, kl, profiler, routes, pictures, critic)
         self._built = _Built(learner, host, Weights(config, policy, host, Path(order.stem)), plan)
         self._trained = {}
         return m.Built(host_bytes=host.host_bytes)
 
-    def _built_critic(self) -> Policy | None:
-        """Builds the critic, if the run has one. Collective."""
+    def _built_critic(self, host: HostCopy) -> tuple[Policy | None, tuple[tuple[m.PlannedPiece, ...], ...]]:
+        """Builds the critic, if the run has one, and adds it to the host copy; returns its files of a
+        checkpoint too. If they swap, the policy is away meanwhile. Collective."""
         config = critic_config(self._config)
         limit_s = config.launch.phase_timeout_s
         model = with_retries(
             partial(critic_of_run, self._config), limit_s=limit_s, on_failure=lambda _: self._tick()
         )
         if model is None:
-            return None
+            return None, ()
+        if config.critic.swap:
+            host.offload()
         source = HFTensors(config.model.path, limit_s=limit_s, tick=self._tick, zeros=(SCORE,))
-        return build_policy(config, model, self._device, source, self._tick, CRITIC_KEYS)
+        critic = build_policy(config, model, self._device, source, self._tick, CRITIC_KEYS)
+        add_critic(host, critic, is_apart=config.critic.swap)
+        files = save_plan(critic, host).files
+        if config.trainer.offload_optimizer:
+            host.keep_away(CRITIC_STATE)
+            step_in_parts(critic.optimizer, host.visited)
+        if config.critic.swap:
+            host.swap_out()
+            host.changed(0)
+        return critic, files
 
     def _restore(self, order: m.Restore) -> m.Message:
         """Restores a checkpoint; see `CheckpointSource.restored`."""
@@ -227,13 +245,19 @@ class TrainerRank:
 
     def _fill(self, order: m.Restore, ranges: Ranges, manifest: Manifest) -> None:
         fill = restore_weights if order.weights_only else restore_state
-        host = self._ready.host
+        host, version = self._ready.host, 0 if order.weights_only else manifest.iteration
         host.overwrite(STATE)
         fill(self._policy, host, ranges, manifest, self._tick)
+        host.changed(version)
         critic = self._ready.learner.critic
         if critic is not None and not order.weights_only:
-            restore_state(critic, host, ranges, manifest, self._tick)
-        host.changed(0 if order.weights_only else manifest.iteration)
+            host.overwrite(CRITIC_STATE)
+            host.swap_in()
+            try:
+                restore_state(critic, host, ranges, manifest, self._tick)
+            finally:  # it may be tried again
+                host.swap_out()
+        host.changed(version)
         if not order.weights_only and self._config.algorithm.kl_target:
             self._ready.learner.kl.value = saved_kl_coefficient(manifest, self._config.algorithm.kl_coef)
 

@@ -152,9 +152,12 @@ async def serve(arguments: WorkerArguments, config: RunConfig) -> int:
     local.tidy()
     uploader = Uploader(stores, local, arguments.attempt, upload_limit(config))
     channel = Channel(
-        socket, attempt=arguments.attempt, handler=uploader.handle, peer=CONTROLLER,
+        socket,
+        attempt=arguments.attempt,
+        handler=uploader.handle,
+        peer=CONTROLLER,
         progress=lambda _: uploader.progress,
-    )  # fmt: skip
+    )
     try:
         await call_in_thread(partial(stores.of, is_origin=False))
         await channel.tell(CONTROLLER, m.Hello(worker=arguments.worker, pid=os.getpid()))

@@ -47,9 +47,15 @@ class UploadJob:
     """
 
     def __init__(
-        self, store: Streams, url: str, stems: Sequence[Path], stamp: Stamp, *, throttle: Throttle,
+        self,
+        store: Streams,
+        url: str,
+        stems: Sequence[Path],
+        stamp: Stamp,
+        *,
+        throttle: Throttle,
         tick: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._url, self._throttle, self._tick = store, url, throttle, tick
         self._is_cancelled = False
         self._snapshots = [RankSnapshot(stem, stamp) for stem in stems]

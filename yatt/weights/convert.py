@@ -64,9 +64,13 @@ class HFTensors:
     """
 
     def __init__(
-        self, folder: str, *, limit_s: float = LIMIT_S, tick: Callable[[], None] = lambda: None,
+        self,
+        folder: str,
+        *,
+        limit_s: float = LIMIT_S,
+        tick: Callable[[], None] = lambda: None,
         zeros: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._limit_s, self._tick, self._zeros = Path(folder), limit_s, tick, zeros
         files = self._patiently(lambda: sorted(self._folder.glob("*.safetensors")))
         if not files:

@@ -216,9 +216,13 @@ class _BoxedTensor(Tensor):
 
     @staticmethod
     def __new__(
-        cls: type["_BoxedTensor"], of: _Published, offset: tuple[int, ...], shape: tuple[int, ...], *,
+        cls: type["_BoxedTensor"],
+        of: _Published,
+        offset: tuple[int, ...],
+        shape: tuple[int, ...],
+        *,
         is_stacked: bool = False,
-    ) -> "_BoxedTensor":  # fmt: skip
+    ) -> "_BoxedTensor":
         lead = (1,) if is_stacked else ()
         made: _BoxedTensor = Tensor._make_wrapper_subclass(cls, (*lead, *shape), dtype=of.dtype)
         made._of, made._offset, made._is_stacked = of, offset, is_stacked

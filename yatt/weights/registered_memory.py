@@ -103,8 +103,10 @@ class MemoryRegistrar:
             _LOG.warning(
                 "%d MiB of host memory could not be registered with CUDA (cudaHostRegister: error %d): "
                 "copies between it and the GPU are slow. %s",
-                size_bytes >> 20, code, CURES.get(code, CURE),
-            )  # fmt: skip
+                size_bytes >> 20,
+                code,
+                CURES.get(code, CURE),
+            )
 
 
 def _unregister(calls: HostMemoryCalls, address: int) -> None:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.integration.trainer.program import make_config
-from yatt.adapters.node_local.host_segment import CRITIC, STATE, WEIGHTS
+from yatt.adapters.node_local.host_segment import CRITIC, CRITIC_STATE, STATE, WEIGHTS
 from yatt.records.episode import Likeliest
 
 
@@ -56,8 +56,9 @@ class LiveBytes(TorchDispatchMode):
 def kept_bytes(host: Any) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state, by what the host copy holds."""
     found = {"weights": 0, "gradients": 0, "optimizer": 0, "critic": 0}
+    parts = {WEIGHTS: "weights", STATE: "optimizer", CRITIC: "critic", CRITIC_STATE: "optimizer"}
     for held in host._held.values():
-        part = {WEIGHTS: "weights", STATE: "optimizer", CRITIC: "critic"}.get(held.area, "")
+        part = parts.get(held.area, "")
         part = part or ("gradients" if held.host is None else "")
         if part:
             found[part] += held.size_bytes
@@ -69,21 +70,20 @@ def count(job: dict, folder: Path) -> dict[str, Any]:
     from yatt.models.model import with_value_head
     from yatt.trainer.device import prepare_process
     from yatt.trainer.mcore import cpu_matmul, model as policies
-    from yatt.trainer.state.host_copy import host_copy_of
+    from yatt.trainer.state.model_tensors import add_critic, host_copy_of
 
     config = make_config(job["model"], job["layout"])
     device = prepare_process(config, 0)
     cpu_matmul.MIN_ROWS = 1 << 30  # oneDNN's own buffers are none of the trainer's
     policies.join_model_parallel(config.trainer, 0)
     policy = policies.build_policy(config, model_of_run(config.model), device, None, lambda: None)
-    critic = None
+    host = host_copy_of(policy, [], folder / f"host-{dist.get_rank():05d}", 1)
     if job.get("has_critic"):
         model = with_value_head(model_of_run(config.model))
         critic = policies.build_policy(config, model, device, None, lambda: None)
-    host = host_copy_of(policy, [], folder / f"host-{dist.get_rank():05d}", 1, critic)
+        add_critic(host, critic, is_apart=False)
+        return kept_bytes(host)
     counts: dict[str, Any] = kept_bytes(host)
-    if critic is not None:
-        return counts
     known = set(host._held)
     for _ in range(2):  # the first pass makes buffers that stay
         counts |= trained(policy, config, job, known)

@@ -420,15 +420,25 @@ def act(at: Place, action: str, argument: Any, notes: dict) -> None:
         "seen_last": lambda: notes.update(seen_last=sampled_logprobs(worker, order_of(argument))),
         "values": lambda: notes.update(values=sampled_values(worker, order_of(argument))),
         "critic_gradient": lambda: gradient(model=critic()),
-        "critic_state": lambda: write_state(
-            critic(), at.folder / f"{argument}.safetensors", worker._ready.host.view
-        ),
+        "critic_state": lambda: critic_state(at, argument),
         "moved": lambda: with_moved_routers(gradient),
         "state": state,
         "nap": lambda: nap(worker, notes),
         "export": lambda: worker.handle(m.ExportHF(folder=str(at.folder / argument))),
     }
     actions[action]()
+
+
+def critic_state(at: Place, name: str) -> None:
+    """Write the critic's state, which needs its gradients' memory."""
+    from tests.integration.trainer.gradients import write_state
+
+    host, learner = at.worker._ready.host, at.worker._ready.learner
+    host.swap_in()
+    write_state(learner.critic, at.folder / f"{name}.safetensors", host.view)
+    host.swap_out()
+    if at.config.critic.swap:
+        host.changed(host.version)
 
 
 def with_moved_routers(train: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """A critic in every layout: values, returns and gradients against transformers and definitions."""
 
 import itertools
+import shutil
 import statistics
 
 import pytest
@@ -8,15 +9,17 @@ import torch
 
 from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import EP, TINY
-from tests.integration.trainer.test_layouts import CP, PP, TP, assert_bit_equal, largest_difference
-from tests.integration.trainer.valued import SCORE, add_score, paper_critic
+from tests.integration.trainer.test_layouts import CP, PP, TP, VPP, assert_bit_equal, largest_difference
+from tests.integration.trainer.valued import SCORE, add_score, folder_values, paper_critic
 from tests.saved_weights import tensors_in
 from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS
 from yatt.checkpoint.commit.verifying import verify_checkpoint
-from yatt.checkpoint.convert.export import export_as_hf
+from yatt.checkpoint.convert.export import FolderForm, export_as_hf, weight_bytes
 from yatt.checkpoint.store.store import FolderStore
+from yatt.errors import ConfigError
 from yatt.models.folder import ModelFolder
-from yatt.models.model import read_model
+from yatt.models.model import read_model, with_value_head
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 GAMMA, LAM, MASKED = 0.97, 0.9, (3, 10)
@@ -26,6 +29,7 @@ TWO = {
     "tp2": {TP: 2}, "tp2sp": {TP: 2, "sequence_parallel": True}, "pp2": {PP: 2},
     "cp2": {CP: 2}, "dp2": {"overlap_grad_reduce": True, "overlap_param_gather": True},
 }  # fmt: skip
+BF16_AWAY = {"dtype": "bfloat16", "offload_optimizer": True}
 LEARN = [
     ["values", 1], ["critic_gradient", "first"], ["save", 1], ["train", 2], ["critic_state", "final"],
     ["publish", "final"],
@@ -33,6 +37,10 @@ LEARN = [
 GO_ON = [["train", 2], ["critic_state", "final"], ["publish", "final"]]
 PLAIN = [["train", 1], ["publish", "after1"], ["save", 1], *GO_ON]
 FIRST = [["values", 1], ["critic_gradient", "first"]]
+SWAP = CRITIC | {"swap": True}
+SWAPPED = [["nap", 0], ["train", 1], ["save", 1], ["nap", 0], ["measured", 2], *GO_ON[1:]]
+"""A repeated order to train, as the one that `measured` gives, has the same answer."""
+
 SAVED = "manifests/00000001.000001.json"
 
 
@@ -42,11 +50,11 @@ def job(folder, model, name, layout, actions=LEARN, **more):
     return {"name": name, "model": str(model), "actions": actions, "store": store, **common, **more}
 
 
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
+@pytest.fixture(scope="module", params=["qwen3"])
+def dense(tmp_path_factory, request):
     """A model folder with a value head, and what one and two ranks did with it as policy and critic."""
     folder = tmp_path_factory.mktemp("critic")
-    model = make_model(folder / "model", "qwen3", is_tied=False, num_hidden_layers=2)
+    model = make_model(folder / "model", request.param, is_tied=False, num_hidden_layers=2)
     add_score(model)
     alone = [  # the first one shows that nothing is left in its process
         job(folder, model, "napping", {}, [["nap", 0], ["train", 1], ["nap", 0], *GO_ON]),
@@ -62,6 +70,11 @@ def dense(tmp_path_factory):
             [["train", 1], ["publish", "after1"], ["save", 1], *GO_ON],
         ),
         job(folder, model, "bf16-resumed", {"dtype": "bfloat16"}, GO_ON, store="bf16", restore=SAVED),
+        job(folder, model, "swap", {}, SWAPPED, critic=SWAP),
+        job(folder, model, "beside", {}, GO_ON, store="swap", restore=SAVED),
+        job(folder, model, "swap-bf16", BF16_AWAY, SWAPPED, critic=SWAP),
+        job(folder, model, "swap-bf16-resumed", BF16_AWAY, GO_ON, store="bf16", restore=SAVED, critic=SWAP),
+        job(folder, model, "both", {}, [["measured", 1]]),
         job(folder, model, "waiting", {}, critic={**CRITIC, "warmup_iterations": 1}),
         job(folder, model, "still", {}, [["train", 1]], critic={"optimizer": {"lr": 0.0}}),
         job(folder, model, "blank", {}, [["values", 1]], critic={**CRITIC, "path": str(blank(folder))}),
@@ -83,6 +96,11 @@ def dense(tmp_path_factory):
     ]
     jobs = run_world(folder / "alone", 1, alone)
     pair = [job(folder, model, name, layout) for name, layout in TWO.items()]
+    deep = make_model(folder / "deep", "qwen3", is_tied=False, num_hidden_layers=4)
+    add_score(deep)
+    pair.append(job(folder, deep, "vpp2", {PP: 2, VPP: 2}, FIRST))
+    pair.append(job(folder, model, "dp2-swap", TWO["dp2"], SWAPPED, critic=SWAP))
+    pair.append(job(folder, model, "saved", TWO["tp2"], [["train", 1], ["save", 1], ["values", 2]]))
     pair.append(job(folder, model, "dp2-from-one", TWO["dp2"], GO_ON, store="one", restore=SAVED))
     pair += [
         job(folder, model, "summed", TWO["tp2"], FIRST, trap="critic-head-summed-over-ranks"),
@@ -196,6 +214,43 @@ def test_an_export_of_a_checkpoint_has_the_policy_only(dense, tmp_path):
     assert_bit_equal(tensors_in(tmp_path / "hf"), jobs["bf16"].weights("after1"))
 
 
+def test_the_critic_is_exported_as_a_model_that_transformers_loads(dense, tmp_path):
+    """After an update; its values of the next samples are those of the trainer that saved it."""
+    model, jobs = dense
+    checkpoints = Checkpoints(FolderStore(model.parent / "store-saved"), 0)
+    folder, form = (
+        ModelFolder(path=model, model=with_value_head(read_model(str(model)))),
+        FolderForm(prefix=CRITIC_KEYS),
+    )
+    seen: list[int] = []
+    assert export_as_hf(checkpoints, SAVED, folder, tmp_path / "hf", seen.append, form) == "float32"
+    assert sum(seen) == weight_bytes(checkpoints.read(SAVED), form)
+    values, before = folder_values(tmp_path / "hf", 2), jobs["saved"].notes[0]["values"]
+    assert max(abs(a - b) for a, b in zip(before, values, strict=True)) < 3e-6
+    shutil.copytree(model, tmp_path / "first")
+    first = folder_values(tmp_path / "first", 2)
+    assert max(abs(a - b) for a, b in zip(before, first, strict=True)) > 1e-3, "the update shows"
+
+
+def test_a_checkpoint_without_a_critic_exports_none(dense, tmp_path):
+    model, _ = dense
+    checkpoints = Checkpoints(FolderStore(model.parent / "store-group"), 0)
+    folder = ModelFolder(path=model, model=with_value_head(read_model(str(model))))
+    with pytest.raises(ConfigError, match="--critic: checkpoint 1 has no critic"):
+        export_as_hf(
+            checkpoints, SAVED, folder, tmp_path / "hf", lambda _: None, FolderForm(prefix=CRITIC_KEYS)
+        )
+
+
+def test_virtual_pipeline_stages_have_values_and_gradients_of_transformers(dense):
+    """Their model has four layers."""
+    paper = paper_critic(dense[0].parent / "deep", gamma=GAMMA, lam=LAM, masked=MASKED)
+    found, wanted = dense[1]["vpp2"], [*itertools.chain(*paper.values)]
+    for notes in found.notes:
+        assert max(abs(a - b) for a, b in zip(notes["values"], wanted, strict=True)) < 1e-5
+    assert farthest_gradient(found.tensors("first"), paper.gradient) < 1e-5
+
+
 def test_two_ranks_go_on_from_one(dense):
     one, moved = dense[1]["one"], dense[1]["dp2-from-one"]
     assert largest_difference(moved.tensors("final"), one.tensors("final")) < 1e-6
@@ -208,6 +263,28 @@ def test_an_optimizer_in_host_memory_and_sleep_change_no_bit(dense):
         assert_bit_equal(dense[1][name].weights("final"), one.weights("final"))
     assert dense[1]["napping"].notes[0]["left_bytes"] == [0, 0], "a critic leaves the device too"
     assert dense[1]["napping"].notes[0]["live_bytes"] < 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("name", "as_without"),
+    [("swap", "one"), ("beside", "one"), ("swap-bf16", "bf16"), ("swap-bf16-resumed", "bf16"),
+     ("dp2-swap", "dp2")],
+)  # fmt: skip
+def test_turns_of_policy_and_critic_change_no_bit(dense, name, as_without):
+    """Also with a save between them, whatever is resumed from which."""
+    mine, others = dense[1][name], dense[1][as_without]
+    assert_bit_equal(mine.tensors("final"), others.tensors("final"))
+    assert_bit_equal(mine.weights("final"), others.weights("final"))
+    for found, wanted in zip(mine.notes, others.notes, strict=True):
+        assert found["metrics"][-1] == wanted["metrics"][-1]
+        assert not any(found["left_bytes"])
+
+
+def test_policy_and_critic_are_never_on_the_device_together(dense):
+    swap, (both,) = dense[1]["swap"].notes[0], set(dense[1]["both"].notes[0]["device_bytes"]["micro_batch"])
+    policy, critic = sorted(set(swap["device_bytes"]["micro_batch"]), reverse=True)
+    assert policy + critic == both, "the critic's head is smaller"
+    assert swap["held_bytes"] == policy, "the critic does not wake with it"
 
 
 def test_while_the_critic_warms_up_the_policy_stays(dense):

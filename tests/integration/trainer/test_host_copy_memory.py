@@ -8,21 +8,24 @@ import torch
 
 from tests.packages import trainer_module
 from tests.unit.weights.test_registered_memory import Cuda
+from yatt.adapters.node_local.host_segment import STATE, WEIGHTS
 from yatt.weights.registered_memory import MemoryRegistrar
 
 
 def host_copy_in(folder: Path) -> Any:
     folder.mkdir()
     host = trainer_module("state.host_copy")
-    areas = {host.WEIGHTS: [torch.ones(1 << 18)], host.STATE: [torch.zeros(1 << 18), torch.zeros(3)]}
-    return host.HostCopy(areas, private=[torch.ones(5)], stem=folder / "rank-00000", attempt=1)
+    areas = {WEIGHTS: [torch.ones(1 << 18)], STATE: [torch.zeros(1 << 18), torch.zeros(3)]}
+    copy = host.HostCopy(folder / "rank-00000", attempt=1)
+    copy.add(host.KeptTensors(areas=areas, private=[torch.ones(5)]))
+    return copy
 
 
 def test_each_segment_of_each_host_copy_is_registered_and_given_back_once(tmp_path, caplog):
     cuda = Cuda()
     for index in range(6):
         host = host_copy_in(tmp_path / f"{index}")
-        host.register_segments(MemoryRegistrar(cuda))
+        host.register_segments(MemoryRegistrar(cuda), (WEIGHTS, STATE))
         assert len(cuda.registered) == 2
         host.changed(index)
         host.offload()
@@ -40,7 +43,7 @@ def test_each_segment_of_each_host_copy_is_registered_and_given_back_once(tmp_pa
 def test_segments_that_cannot_be_registered_leave_no_error_of_cuda_and_are_used(tmp_path, caplog):
     cuda = Cuda(limit_bytes=0)
     host = host_copy_in(tmp_path / "host")
-    host.register_segments(MemoryRegistrar(cuda))
+    host.register_segments(MemoryRegistrar(cuda), (WEIGHTS, STATE))
     assert cuda.error == 0
     assert ["copies between it and the GPU are slow" in record.message for record in caplog.records] == [True]
     host.changed(1)

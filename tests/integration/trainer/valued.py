@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
 
 from tests.integration.trainer.paper_losses import saved
 from tests.integration.trainer.program import samples
@@ -24,6 +25,28 @@ def add_score(folder: Path) -> None:
     generator = torch.Generator().manual_seed(4)
     tensors[SCORE] = torch.randn(1, width, generator=generator) * 0.2
     save_file(tensors, file, {"format": "pt"})
+
+
+def _ids_of(rollout: m.Rollout) -> tuple[list[int], list[int]]:
+    """All tokens of a sample, and the places of those that were sampled."""
+    ids, sampled = list[int](), list[int]()
+    for turn in rollout.turns:
+        of_turn = m.unpack_ids(turn.token_ids)
+        sampled += range(len(ids), len(ids) + len(of_turn)) if turn.is_sampled else ()
+        ids += of_turn
+    return ids, sampled
+
+
+def folder_values(folder: Path, iteration: int) -> list[float]:
+    """Values of an iteration's samples by a model folder that transformers loads as it is, in float32."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    values = list[float]()
+    for rollout in samples(iteration, has_observations=True)[1]:
+        ids, sampled = _ids_of(rollout)
+        with torch.no_grad():
+            value_T = model.score(model.model(torch.tensor([ids])).last_hidden_state[0])[:, 0]
+        values += value_T[[place - 1 for place in sampled]].tolist()
+    return values
 
 
 class Valued(NamedTuple):
@@ -45,11 +68,7 @@ def paper_critic(
     facts, rollouts = samples(1, has_observations=True)
     values, advantages, returns, losses = [], [], [], list[torch.Tensor]()
     for number, (fact, rollout) in enumerate(zip(facts, rollouts, strict=True)):
-        ids, sampled = list[int](), list[int]()
-        for turn in rollout.turns:
-            of_turn = m.unpack_ids(turn.token_ids)
-            sampled += range(len(ids), len(ids) + len(of_turn)) if turn.is_sampled else ()
-            ids += of_turn
+        ids, sampled = _ids_of(rollout)
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
         mine = (hidden @ score.T)[[place - 1 for place in sampled], 0]
         each, count = mine.detach().double().tolist(), len(sampled)

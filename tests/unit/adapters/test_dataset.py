@@ -114,6 +114,18 @@ def test_a_file_that_is_no_parquet_or_not_there_is_refused(tmp_path: Path) -> No
         check_rows((str(tmp_path / "none.jsonl"),), DATA)
 
 
+def test_a_key_that_is_null_in_every_message_of_a_parquet_file_is_read(tmp_path: Path) -> None:
+    """Files of chats have `name` in every message; Arrow gives such a column a type of nulls."""
+    said = [[{"role": role, "content": f"{number}", "name": None} for role in "ab"] for number in range(3000)]
+    words = pyarrow.array([f"{number % 7}" for number in range(3000)]).dictionary_encode()
+    file = tmp_path / "chats.parquet"
+    parquet.write_table(pyarrow.table({"prompt": said, "data_source": words}), file)
+    with closing(RowFiles((str(file),), DATA, tmp_path / "scratch")) as read:
+        found = [read.row(number) for number in range(len(read))]
+    assert [row.data_source for row in found] == words.to_pylist()
+    assert [[each["content"] for each in row.prompt] for row in found] == [[f"{n}"] * 2 for n in range(3000)]
+
+
 def test_a_file_that_changes_under_the_run_costs_the_row_not_the_process(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     jsonl(file, [row(number) for number in range(3)])

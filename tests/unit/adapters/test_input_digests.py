@@ -93,6 +93,28 @@ def test_a_change_of_a_file_is_a_change_of_its_input_only(config: RunConfig, tmp
     assert digests_of(config) == before
 
 
+def test_a_critic_that_begins_from_a_folder_of_its_own_is_an_input(config: RunConfig, tmp_path: Path) -> None:
+    config = replace(config, algorithm=replace(config.algorithm, path=""))
+    plain, folder = digests_of(config), Path(make_scripted_model(tmp_path / "critic"))
+    (folder / "model.safetensors").write_bytes(bytes(10_000))
+    gae = replace(config, algorithm=replace(config.algorithm, adv_estimator="gae"))
+    assert digests_of(gae) == plain, "it begins as the policy, which is one"
+    own = replace(gae, critic=replace(gae.critic, path=str(folder)))
+    before = digests_of(own)
+    assert before.items() - plain.items() == {
+        (name, before[name]) for name in (inputs.CRITIC_CONFIG, inputs.CRITIC_WEIGHTS)
+    }
+    for file, name in (("config.json", inputs.CRITIC_CONFIG), ("model.safetensors", inputs.CRITIC_WEIGHTS)):
+        old = (folder / file).read_bytes()
+        (folder / file).write_bytes(old[:-1] + b"#")
+        now = digests_of(own)
+        assert {each for each in before if now.get(each) != before[each]} == {name}
+        (folder / file).write_bytes(old)
+    os.rename(folder, tmp_path / "moved")
+    moved = replace(own, critic=replace(own.critic, path=str(tmp_path / "moved")))
+    assert digests_of(moved) == before
+
+
 def test_the_template_is_no_part_of_the_tokenizer(config: RunConfig, tmp_path: Path) -> None:
     before = digests_of(config)
     settings = tmp_path / "policy/tokenizer_config.json"

@@ -16,18 +16,13 @@ from hypothesis import given, strategies as st
 
 from tests.runs import HANG_S
 from yatt.adapters.net import judge_api
-from yatt.adapters.net.judge_api import (
-    SLICE_BYTES,
-    JudgeApi,
-    check_api,
-    read_answer,
-    retry_after_s,
-    without_quotes,
-)  # fmt: skip
+from yatt.adapters.net.judge_api import SLICE_BYTES, JudgeApi, check_api, retry_after_s
 from yatt.config.sections.scoring import ApiSection, GenRMSection, VerdictSection
+from yatt.core.requests.answers import read_answer
+from yatt.core.requests.bodies import without_quotes
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
-from yatt.records.judged import REFUSED, Said
+from yatt.records.judged import LOGPROBS_LEFT_OUT, LOGPROBS_REFUSED, LOGPROBS_UNREADABLE, REFUSED, Said
 
 KEY = "sk-very-secret"
 Answer = tuple[int, dict[str, str], bytes]
@@ -115,11 +110,13 @@ ASK = m.Ask(genrm="judge", text="", seed=11, max_tokens=64, temperature=0.5)
 
 def complete(
     genrm: GenRMSection, *, structure: str = "", num_nodes: int = 1, count: int = 1,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print, wants_logprobs: bool = False,
 ) -> list[Said]:  # fmt: skip
     async def run() -> list[Said]:
-        api = JudgeApi(genrm, num_nodes, say)
-        return await asyncio.gather(*(api.complete(f"text {i}", ASK, structure) for i in range(count)))
+        api, more = JudgeApi(genrm, num_nodes, say), {"wants_logprobs": wants_logprobs}
+        return await asyncio.gather(
+            *(api.complete(f"text {i}", ASK, structure, **more) for i in range(count))
+        )
 
     return asyncio.run(run())
 
@@ -141,6 +138,96 @@ def test_what_is_sent_and_what_comes_back(serve, monkeypatch: pytest.MonkeyPatch
         "model": "big-model", "messages": [{"role": "user", "content": "text 0"}], "max_tokens": 64,
         "temperature": 0.5, "seed": 11, "stop": ["END"],
     }  # fmt: skip
+
+
+def lists(*tokens: tuple[str, float, dict[str, float]], text: str = "") -> Answer:
+    """An answer with log-probs; without `text` that of its tokens."""
+    content = [
+        {"token": t, "logprob": own, "top_logprobs": [{"token": o, "logprob": p} for o, p in top.items()]}
+        for t, own, top in tokens
+    ]
+    message = {"content": text or "".join(t for t, _, _ in tokens)}
+    return 200, {}, json.dumps({"choices": [{"message": message, "logprobs": {"content": content}}]}).encode()
+
+
+def test_log_probs_are_asked_for_where_they_are_wanted_and_come_back(serve) -> None:
+    service = serve(lambda _: lists(("score ", -0.1, {"score ": -0.1}), ("7", -0.2, {"7": -0.2, "8": -2.0})))
+    (said,) = complete(judge(service.url), wants_logprobs=True)
+    assert (said.text, said.lacks_logprobs) == ("score 7", "")
+    assert [token.text for token in said.listed] == ["score ", "7"]
+    assert said.listed[1].alternatives == {"7": -0.2, "8": -2.0}
+    (plain,) = complete(judge(service.url))
+    assert plain == Said(text="score 7", finish_reason="stop")
+    (_, asked, _), (_, not_asked, _) = service.got
+    assert asked == {**not_asked, "logprobs": True, "top_logprobs": 20}
+
+
+def test_fields_of_the_body_say_how_log_probs_are_asked_for(serve) -> None:
+    service = serve(lambda _: says("7"))
+    fields = json.dumps({"top_logprobs": 5, "logprobs": None})
+    (said,) = complete(judge(service.url, body=fields), wants_logprobs=True)
+    _, body, _ = service.got[0]
+    assert body["top_logprobs"] == 5 and "logprobs" not in body
+    assert (said.text, said.lacks_logprobs) == ("7", LOGPROBS_LEFT_OUT), "its text counts"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 422, 501])
+def test_a_service_that_refuses_log_probs_is_told_by_name_and_asked_once(serve, status: int) -> None:
+    body = json.dumps({"error": {"message": "not supported", "param": "logprobs"}}).encode()
+    service = serve(lambda _: (status, {}, body))
+    (said,) = complete(judge(service.url), wants_logprobs=True)
+    assert (said.finish_reason, said.lacks_logprobs, said.text) == (REFUSED, LOGPROBS_REFUSED, "")
+    assert f"HTTP {status}: " in said.error and len(service.got) == 1
+    if status < 500:
+        assert complete(judge(service.url))[0].lacks_logprobs == "", "they were not asked for"
+        other = serve(lambda _: (status, {}, b"too long"))
+        assert complete(judge(other.url), wants_logprobs=True)[0].lacks_logprobs == ""
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_service_that_is_busy_is_asked_again_whatever_it_names(serve, status: int) -> None:
+    good = lists(("7", -0.2, {"7": -0.2, "8": -2.0}))
+    service = serve(lambda number: good if number else (status, {}, b"no logprobs now"))
+    (said,) = complete(judge(service.url), wants_logprobs=True)
+    assert said.listed and len(service.got) == 2
+
+
+def test_a_key_and_a_picture_are_in_no_listed_token(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    parts = [KEY[:5], KEY[5:]]
+    data = base64.b64encode(random.Random(0).randbytes(90)).decode()
+    for tokens, alternatives in (
+        (parts, {"8": -2.0}),
+        (["7"], {KEY: -2.0, "8": -3.0}),
+        ([data[:50]], {"8": -1.0}),
+    ):
+        listed = lists(*((token, -0.1, {token: -0.1, **alternatives}) for token in tokens), text="7")
+        service, said = serve(lambda _, listed=listed: listed), list[Said]()
+
+        async def ask(url: str = service.url, said: list[Said] = said) -> None:
+            async def pictures() -> list[memoryview]:
+                return [memoryview(base64.b64decode(data))]
+
+            api = JudgeApi(judge(url, key_env="JUDGE_KEY"), 1)
+            said.append(await api.complete(["a", None], ASK, "", pictures, wants_logprobs=True))
+
+        asyncio.run(ask())
+        assert said == [Said(text="7", finish_reason="stop", lacks_logprobs=LOGPROBS_UNREADABLE)]
+
+
+def test_an_answer_with_log_probs_may_be_longer_by_what_its_tokens_need(
+    serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_api, "MOST_BYTES", 1 << 10)
+    tokens = [("seven ", -0.1, {f"{number}": -1.0 - number for number in range(20)})] * ASK.max_tokens
+    service = serve(lambda _: lists(*tokens))
+    (said,) = complete(judge(service.url, retries=0), wants_logprobs=True)
+    assert len(said.listed) == ASK.max_tokens
+    with pytest.raises(WorkerFailed, match="the answer is longer than"):
+        complete(judge(service.url, retries=0))
+    endless = serve(lambda _: (200, {}, b"x" * (1 << 20)))
+    with pytest.raises(WorkerFailed, match="the answer is longer than"):
+        complete(judge(endless.url, retries=0), wants_logprobs=True)
 
 
 def ask_with(genrm: GenRMSection, files: list[bytes]) -> tuple[Said, int]:

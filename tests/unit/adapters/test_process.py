@@ -183,7 +183,7 @@ import asyncio, os, sys
 from pathlib import Path
 from tests.unit.adapters.test_process import started
 from yatt.adapters.processes.orphans import MARK, adopt_orphans
-from yatt.control.gpus.processes.orphans import OrphanWatch
+from yatt.control.gpus.processes.supervisor import OrphanWatch
 
 async def main(folder):
     adopt_orphans()

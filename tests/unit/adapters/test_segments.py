@@ -14,6 +14,7 @@ import pytest
 from tests.obs_runs import event, make_run, metrics
 from tests.runs import HANG_S, environment
 from yatt.adapters.files import segments
+from yatt.adapters.files.lines import accept_all
 from yatt.adapters.files.segments import Rotation, SegmentTail, newest_segment, segments_of
 from yatt.adapters.files.writer import BackgroundWriter
 from yatt.launch.folder.folder import ready_people_files
@@ -50,7 +51,7 @@ def read(tail: SegmentTail) -> list[int]:
 
 def test_a_follower_gets_every_line_once_over_many_rotations(tmp_path: Path) -> None:
     rotation, chance, found = rotated(tmp_path), random.Random(7), []
-    tail, end = SegmentTail(rotation.first), 0
+    tail, end = SegmentTail(rotation.first, accept_all), 0
     for _ in range(200):
         begin, end = end, end + chance.randrange(12)
         one_by_one(rotation, numbered(begin, end))
@@ -58,7 +59,7 @@ def test_a_follower_gets_every_line_once_over_many_rotations(tmp_path: Path) -> 
             found += read(tail)
     found += read(tail)
     assert found == list(range(end)) and len(segments_of(rotation.first)) > 50
-    assert read(SegmentTail(rotation.first)) == found and tail.unreadable == 0
+    assert read(SegmentTail(rotation.first, accept_all)) == found and tail.unreadable == 0
     assert max(path.stat().st_size for path in segments_of(rotation.first).values()) < 300
 
 
@@ -66,14 +67,14 @@ def test_the_writer_thread_rotates_and_loses_nothing(tmp_path: Path) -> None:
     rotation = rotated(tmp_path, most_bytes=5000)
     for begin in range(0, 5000, 1000):
         write(rotation, numbered(begin, begin + 1000))
-    assert read(SegmentTail(rotation.first)) == list(range(5000))
+    assert read(SegmentTail(rotation.first, accept_all)) == list(range(5000))
     assert len(segments_of(rotation.first)) >= 5
 
 
 def test_two_writers_at_once_lose_nothing_and_a_follower_sees_all(tmp_path: Path) -> None:
     """A stale leader and a newer one; every interleaving of looking and appending that two can have."""
     one, two = rotated(tmp_path), rotated(tmp_path)
-    tail, found, numbers = SegmentTail(one.first), [], itertools.count()
+    tail, found, numbers = SegmentTail(one.first, accept_all), [], itertools.count()
     for turn in range(300):
         places = [one.place(one.first), two.place(two.first)]
         for place in places if turn % 2 else reversed(places):
@@ -87,7 +88,7 @@ def test_two_writers_at_once_lose_nothing_and_a_follower_sees_all(tmp_path: Path
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_writer_that_is_killed_anywhere_costs_no_line_that_was_whole(tmp_path: Path, seed: int) -> None:
     chance, found, lives = random.Random(seed), [], 3
-    tail = SegmentTail(tmp_path / "events.jsonl")
+    tail = SegmentTail(tmp_path / "events.jsonl", accept_all)
     for life in range(lives):
         script = [sys.executable, "-m", "tests.segment_writer", str(tmp_path), str(life), "2000"]
         with subprocess.Popen(script, env=environment()) as writer:
@@ -96,7 +97,9 @@ def test_a_writer_that_is_killed_anywhere_costs_no_line_that_was_whole(tmp_path:
             time.sleep(chance.random() * 0.05)
             writer.kill()
     found += [record for batch in tail.batches() for record in batch]
-    fresh = [record for batch in SegmentTail(tmp_path / "events.jsonl").batches() for record in batch]
+    fresh = [
+        record for batch in SegmentTail(tmp_path / "events.jsonl", accept_all).batches() for record in batch
+    ]
     assert found == fresh
     for life in range(lives):
         numbers = [record["number"] for record in found if record["life"] == life]
@@ -107,13 +110,13 @@ def test_a_writer_that_is_killed_anywhere_costs_no_line_that_was_whole(tmp_path:
 
 def test_the_oldest_segments_are_deleted_and_a_follower_goes_on(tmp_path: Path) -> None:
     rotation = rotated(tmp_path, keep=4)
-    tail, found = SegmentTail(rotation.first), []
+    tail, found = SegmentTail(rotation.first, accept_all), []
     for begin in range(0, 1000, 5):
         one_by_one(rotation, numbered(begin, begin + 5))
         found += read(tail)
     assert found == list(range(1000)), "it was never so late that a segment was gone"
     assert len(segments_of(rotation.first)) == 4 and not rotation.first.exists()
-    late = read(SegmentTail(rotation.first))
+    late = read(SegmentTail(rotation.first, accept_all))
     assert late == list(range(late[0], 1000))
     one_by_one(rotated(tmp_path, keep=4), numbered(1000, 1003))  # the next attempt's writer
     assert read(tail) == [1000, 1001, 1002]
@@ -124,7 +127,7 @@ def test_reading_a_long_log_holds_little_of_it(tmp_path: Path, monkeypatch: pyte
     rotation = rotated(tmp_path, most_bytes=2 << 20)
     write(rotation, [json.dumps({"number": n, "text": "x" * 200}) for n in range(30_000)])
     size = sum(path.stat().st_size for path in segments_of(rotation.first).values())
-    tail, last = SegmentTail(rotation.first), -1
+    tail, last = SegmentTail(rotation.first, accept_all), -1
     tracemalloc.start()
     for batch in tail.batches():
         assert [record["number"] for record in batch] == list(range(last + 1, last + 1 + len(batch)))
@@ -139,7 +142,7 @@ def test_what_is_no_file_in_a_segments_place_is_passed_over(tmp_path: Path) -> N
     (tmp_path / "events.000004.jsonl").mkdir()
     one_by_one(rotation, numbered(0, 3))
     assert newest_segment(rotation.first).name == "events.000005.jsonl"
-    assert read(SegmentTail(rotation.first)) == [0, 1, 2]
+    assert read(SegmentTail(rotation.first, accept_all)) == [0, 1, 2]
 
 
 def test_the_view_the_report_and_the_reason_of_the_end_read_across_segments(tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_the_view_the_report_and_the_reason_of_the_end_read_across_segments(tmp_
     assert len(segments_of(paths.events)) > 20
     view = RunView(paths, 40)
     view.refresh()
-    assert (view.ended, view.iteration, view.attempt, view.nodes) == ("stopped", 39, 1, 1)
+    assert (view.story.ended, view.story.iteration, view.story.attempt) == ("stopped", 39, 1)
     (attempt,) = attempts_of(read_events(paths.events)[0])
     assert len(attempt.span.phases) == 39 and attempt.reason == "stopped"
     assert reason_of_end(paths.events, 1) == "stopped"
@@ -165,7 +168,7 @@ def test_a_view_whose_attempts_start_was_deleted_still_knows_the_attempt(tmp_pat
     paths = make_run(tmp_path, events=[{**event(1, "phase.begin", phase="train", iteration=7), "attempt": 3}])
     view = RunView(paths, 40)
     view.refresh()
-    assert (view.attempt, view.phase, view.iteration) == (3, "train", 7)
+    assert (view.story.attempt, view.story.phase, view.story.iteration) == (3, "train", 7)
 
 
 def test_a_torn_end_of_the_newest_segment_is_mended_before_the_next_attempt(tmp_path: Path) -> None:
@@ -176,5 +179,7 @@ def test_a_torn_end_of_the_newest_segment_is_mended_before_the_next_attempt(tmp_
         file.write('{"number": 99')
     ready_people_files(paths)
     one_by_one(rotation, numbered(30, 33))
-    tail = SegmentTail(paths.events)
-    assert read(tail) == list(range(read(SegmentTail(paths.events))[0], 33)) and tail.unreadable == 1
+    tail = SegmentTail(paths.events, accept_all)
+    assert (
+        read(tail) == list(range(read(SegmentTail(paths.events, accept_all))[0], 33)) and tail.unreadable == 1
+    )

@@ -106,3 +106,10 @@ def test_a_helper_that_only_one_of_two_files_has_is_its_own(tmp_path: Path) -> N
     assert [module.h.WORD for module in loaded] == ["one", "two"]
     for word in ("one", "two"):
         del sys.modules[f"helper_{word}"]
+
+
+def test_a_file_that_python_cannot_read_is_named(tmp_path: Path) -> None:
+    """Python gives no name and no line for it."""
+    (tmp_path / "reward.py").write_bytes(b"\0")
+    with pytest.raises(ConfigError, match=f"rewards.x.: {tmp_path}/reward.py: source code"):
+        load_module(tmp_path / "reward.py", "rewards[x]")

@@ -1,22 +1,15 @@
 """Kinds of keys, and the differences between two configs."""
 
+from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 from typing import get_args, get_type_hints
 
 import pytest
 
 from tests.obs_runs import make_run
-from yatt.config.changing import (
-    LAYOUT,
-    OPERATIONAL,
-    Change,
-    change_kind,
-    changed_keys,
-    is_allowed,
-    matches_key,
-)
-from yatt.config.load import load_resolved
-from yatt.config.schema import RunConfig
+from yatt.config.changing import Change, change_kind, changed_keys, is_allowed, sampling_keys
+from yatt.config.load import load_resolved, samples_hash
+from yatt.config.schema import RolloutSection, RunConfig
 
 
 def keys(cls, prefix=""):
@@ -37,9 +30,26 @@ def config(tmp_path):
     return load_resolved(make_run(tmp_path).config)
 
 
-@pytest.mark.parametrize("pattern", [*OPERATIONAL, *LAYOUT])
-def test_each_listed_key_exists(pattern):
-    assert any(matches_key(key, (pattern,)) for key in keys(RunConfig))
+def test_most_keys_are_mathematical_unless_their_section_says_otherwise():
+    kinds = Counter(map(change_kind, keys(RunConfig)))
+    assert kinds.keys() == {"mathematical", "operational", "layout"} and kinds["mathematical"] > 100
+    assert {change_kind(key) for key in keys(RunConfig) if key.startswith(("logging.", "sync."))} == {
+        "operational"
+    }
+
+
+def test_sizes_of_engines_do_not_decide_what_is_sampled(config):
+    found = {f.name for f in fields(RolloutSection)} - sampling_keys(RolloutSection)
+    assert found == {
+        "max_num_seqs", "kv_cache_bytes", "gpu_memory_utilization", "enforce_eager", "request_timeout_s",
+        "max_retries",
+    }  # fmt: skip
+    for is_deterministic in (False, True):
+        before = replace(config, run=replace(config.run, deterministic=is_deterministic))
+        smaller = replace(before, rollout=replace(before.rollout, max_num_seqs=3))
+        other = replace(before, rollout=replace(before.rollout, max_response_tokens=3))
+        assert (samples_hash(before) == samples_hash(smaller)) is not is_deterministic
+        assert samples_hash(before) != samples_hash(other)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +65,10 @@ def test_each_listed_key_exists(pattern):
         ("a_key_of_next_year", "mathematical"),
         ("checkpoint.save_every", "operational"),
         ("lease.ttl_s", "operational"),
+        ("critic.swap", "operational"),  # it changes no bit
+        ("lease", "mathematical"),  # what is said of a section holds for each of its keys
+        ("checkpoint.storage_options", "operational"),
+        ("data.weights", "mathematical"),
         ("genrms.1.api.retries", "operational"),
         ("rewards.0.timeout_s", "operational"),
         ("genrms.0.tp_size", "layout"),

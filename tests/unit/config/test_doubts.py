@@ -30,7 +30,7 @@ QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
     ],
 )
 def test_a_doubtful_setting_is_named_and_what_follows_is_said(arguments: list[str], key: str) -> None:
-    assert [found for found, _ in doubtful_settings(load_run_config([QUICKSTART], arguments))] == [key]
+    assert [each.key for each in doubtful_settings(load_run_config([QUICKSTART], arguments))] == [key]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ def test_the_examples_are_not_doubted() -> None:
 def test_a_genrms_function_that_may_take_as_long_as_the_phase_is_doubted(tmp_path: Path) -> None:
     judge = {"name": "judge", "model": "models/judge", "path": "judge.py", "timeout_s": 90}
     (tmp_path / "more.yaml").write_text(json.dumps({"genrms": [judge], "launch": {"phase_timeout_s": 80}}))
-    found = [key for key, _ in doubtful_settings(load_run_config([QUICKSTART, tmp_path / "more.yaml"], []))]
+    found = [
+        each.key for each in doubtful_settings(load_run_config([QUICKSTART, tmp_path / "more.yaml"], []))
+    ]
     assert found == ["genrms[0].timeout_s"]
 
 
@@ -76,6 +78,6 @@ def test_a_service_whose_failure_outlasts_the_phase_is_doubted(tmp_path: Path) -
         more = {"genrms": [genrm], "launch": {"phase_timeout_s": phase_timeout_s}, "placement": placement}
         (tmp_path / "more.yaml").write_text(json.dumps(more))
         found = [
-            key for key, _ in doubtful_settings(load_run_config([QUICKSTART, tmp_path / "more.yaml"], []))
+            each.key for each in doubtful_settings(load_run_config([QUICKSTART, tmp_path / "more.yaml"], []))
         ]
         assert ("genrms[0].api" in found) == is_doubted, found

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.config.test_load import GOOD, mistakes, write
 from yatt.config.changing import changed_keys
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
+from yatt.config.origin import load_with_origins
 
 GIVEN = ["rewards=[]", "rollout.n=8"]
 """Turns the run file of these tests into one without rewards."""
@@ -23,6 +24,8 @@ def test_a_kind_decides_what_rows_have(
     assert (config.data.form, config.rollout.n, config.has_reference) == (form, size, has_reference)
     assert config.is_given and config.has_pairs is (size == 2)
     assert parse_resolved(resolved_text(config)) == config
+    _, origins = load_with_origins([write(tmp_path, GOOD)], [*GIVEN, f"run.kind={kind}"])
+    assert origins["data.form"] == "filled in by run.kind" and origins["rollout.temperature"] == "default"
 
 
 def test_a_run_that_samples_is_as_it_was(tmp_path: Path) -> None:
@@ -42,8 +45,8 @@ def test_the_kind_of_a_run_is_none_of_the_keys_that_may_change(tmp_path: Path) -
     ("kind", "arguments", "says"),
     [
         ("sft", ["rollout.n=4"], "rollout.n is 4, but a row has 1 with run.kind: sft; remove it."),
-        ("rl", ["data.form=pairs"], "data.form is filled in by run.kind; remove it."),
-        ("sft", ["data.form=pairs"], "data.form is filled in by run.kind; remove it."),
+        ("rl", ["data.form=pairs"], "run.kind is rl, but data.form is pairs. A run keeps its kind"),
+        ("sft", ["data.form=pairs"], "in a file of your own leave out data.form, which run.kind fills in."),
         ("sft", ["rewards=[{name: a, path: a.py}]"], "rewards: has no effect with run.kind: sft; remove it."),
         ("dpo", ["rollout.temperature=0.5"], "rollout.temperature: has no effect with run.kind: dpo"),
         ("sft", ["algorithm.kl_in=loss"], "algorithm.kl_in: has no effect with run.kind: sft"),
@@ -66,7 +69,7 @@ def test_the_kind_of_a_run_is_none_of_the_keys_that_may_change(tmp_path: Path) -
         ("sft", ["trainer.router_replay=true"], "trainer.router_replay: no engine has chosen experts"),
         ("reward_model", ["data.apply_chat_template=false"], "engines show a reward model conversations"),
         ("dpo", ["preference.label_smoothing=0.6"], "preference.label_smoothing is 0.6; write"),
-        ("kto", [], "run.kind: 'kto' is not one of 'rl', 'sft', 'dpo', 'reward_model'."),
+        ("kto", [], "run.kind: 'kto' is not one of 'rl', 'sft', 'dpo', 'reward_model', 'evaluation'."),
         (
             "dpo",
             ["trainer.max_tokens_per_micro_batch=2100"],

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.runs import RunFile
 from yatt.config.load import (
     config_hash,
     load_command,
+    load_over,
     load_resolved,
     load_run_config,
     parse_resolved,
@@ -99,6 +101,11 @@ def test_overlays_and_arguments_win_in_order(tmp_path: Path) -> None:
             "launch: {nodes: 2}\nplacement: {mode: disaggregated}\ntrainer:\n",
             "placement.trainer_nodes: 0 of 2 nodes (launch.nodes): disaggregated needs at least one "
             "trainer node and one engine node; write 1 to 1",
+        ),
+        (
+            "trainer:\n",
+            "placement: {mode: disaggregated, trainer_nodes: 1}\ntrainer:\n",
+            "trainer node and one engine node; write 2 or more launch.nodes.",
         ),
         (
             "trainer:\n",
@@ -539,3 +546,24 @@ def test_a_profile_of_some_iterations_is_accepted(tmp_path: Path) -> None:
     arguments = ["profile.kinds=[torch,memory]", "profile.iterations=[3,4]"]
     profile = load_run_config([write(tmp_path, GOOD)], arguments).profile
     assert (profile.kinds, profile.iterations, profile.ranks) == (("torch", "memory"), (3, 4), (0,))
+
+
+def test_no_part_of_a_mistake_shows_a_credential(tmp_path: Path) -> None:
+    """Places, keys and sentences are values: each is without it, not only the text of all."""
+    file = tmp_path / "run.yaml"
+    file.write_text("rollout: {n: 's3://me:hunter2@bucket/x', 's3://me:hunter2@y': 1, \"\\e[31m\": 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_run_config([file], ["rollout.top_p=s3://me:hunter2@bucket/x"])
+    shown = [asdict(found) for found in caught.value.findings]
+    assert len(shown) >= 4 and "hunter2" not in f"{shown}{caught.value}" and "***@" in f"{shown}"
+    assert all(text.isprintable() for found in shown for text in found.values() if isinstance(text, str))
+    assert not any(found["says"].startswith(found["key"]) for found in shown), "a key is told once"
+
+
+def test_no_heading_shows_a_credential(tmp_path: Path) -> None:
+    config = load_run_config([write(tmp_path, GOOD)], [])
+    for argument in ("rollout.token=hunter2", "s3://me:hunter2@bucket/x=1", "rollout.\x1b[31mn=1"):
+        with pytest.raises(ConfigError) as caught:
+            load_over(config, [argument], lambda _: ())
+        assert caught.value.heading == "the arguments: 1 mistake, nothing was started."
+        assert "hunter2" not in f"{caught.value}"

@@ -16,7 +16,13 @@ def completion(
     return m.Completed(
         request_id=sample.request_id, token_ids=m.pack_ids(tokens),
         logprobs=m.pack_floats([-0.5] * len(tokens)), finish_reason=reason, policy_version=version,
+        watched=rows_of(sample, tokens),
     )  # fmt: skip
+
+
+def rows_of(sample: m.SampleRequest, tokens: list[int]) -> bytes:
+    """Log-probs of watched tokens, which show what token they stand at."""
+    return m.pack_floats([-token - each / 8 for token in tokens for each in sample.watched])
 
 
 class Engines:

@@ -13,8 +13,8 @@ from yatt.control.rollouts.groups.carried import frozen_state, read_state, write
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, SampleState
 from yatt.core.attempts.checkpoint_names import node_state_path
 from yatt.errors import CheckpointError
-from yatt.records.cluster import StateFile
 from yatt.records.message import MediaRef, PlacedMedia, Turn, pack_floats, pack_ids
+from yatt.records.shards import StateFile
 
 
 @pytest.fixture
@@ -68,6 +68,17 @@ def test_every_node_gets_back_exactly_what_it_saved(store):
     assert [store.size(file.path) for file in files] == [file.size_bytes for file in files]
 
 
+@pytest.mark.parametrize("trainer_nodes", [1, 2])
+def test_what_a_node_that_is_behind_has_not_opened_is_dealt_and_kept(store, trainer_nodes):
+    files = written(store, [NodeState(next_number=number) for number in (30, 10, 5)])
+    for _ in range(2):  # a second change deals what the first one had left
+        shares = [read_state(store, files, shard=i, num_shards=trainer_nodes) for i in range(trainer_nodes)]
+        left = sorted(number for share in shares for numbers in share.left for number in numbers)
+        assert left == sorted([*range(5, 28, 3), *range(10, 28, 3)])
+        assert {share.next_number for share in shares} == {28}
+        files, trainer_nodes = written(store, shares), 3 - trainer_nodes
+
+
 @pytest.mark.parametrize("trainer_nodes", [1, 2, 5])
 def test_another_number_of_nodes_shares_out_all_groups_each_once(store, trainer_nodes):
     states = [state(i, 3, accepted=3 + i, unfinished=2 * i) for i in range(3)]
@@ -112,7 +123,7 @@ def test_a_state_of_another_version_is_refused_by_name(store):
     data = len(header).to_bytes(4, "little") + header
     written_file = store.write_stream("f", lambda: [data])
     file = carried.StateFile(path="f", size_bytes=len(data), checksum=written_file.checksum)
-    with pytest.raises(CheckpointError, match="f: has version 99, known are \\(4, 5\\)"):
+    with pytest.raises(CheckpointError, match="f: has version 99, known are \\(4, 5, 6\\)"):
         read_state(store, [file], shard=0, num_shards=1)
 
 

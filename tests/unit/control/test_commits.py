@@ -25,7 +25,8 @@ from yatt.core.phases.time_left import RESERVE_S
 from yatt.errors import EXIT_DO_NOT_RESTART, StoreTakenOver, StoreUnreachable, WorkerFailed
 from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
-from yatt.records import cluster as c, message as m
+from yatt.records import message as m
+from yatt.records.shards import StateFile
 
 PREFIX = "global_step_3/000001-aaaaaaaa"
 
@@ -36,25 +37,25 @@ class Nodes:
 
     def __init__(self, store: FolderStore, error: Exception | None = None) -> None:
         self._store, self._error = store, error
-        self.upload_s, self.has_bad_disk, self.orders = 0.0, False, list[c.UploadOrder]()
+        self.upload_s, self.has_bad_disk, self.orders = 0.0, False, list[m.Upload]()
 
-    async def ask_trainer_nodes(self, order: c.UploadOrder) -> list[c.UploadedNode]:
+    async def ask_trainer_nodes(self, order: m.Upload) -> list[m.Uploaded]:
         path = f"{order.url}/rank-00000-00000.safetensors"
         self.orders.append(order)
         if order.is_local:
             if self.has_bad_disk:
                 raise WorkerFailed("the disk is full")
             local = m.ShardFile(path=path, size_bytes=5, checksum="-")
-            state = c.StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
-            return [c.UploadedNode(files=(local,), state=state, host="n1")]
+            state = StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
+            return [m.Uploaded(files=(local,), state=state, host="n1")]
         await asyncio.sleep(self.upload_s)
         self._store.write(path, b"shard")
         self._store.write(f"{order.url}/node-00000.groups", b"state")
         if self._error is not None:
             raise self._error
         file = m.ShardFile(path=path, size_bytes=5, checksum="-")
-        state = c.StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
-        return [c.UploadedNode(files=(file,), state=state)]
+        state = StateFile(path=f"{order.url}/node-00000.groups", size_bytes=5, checksum="-")
+        return [m.Uploaded(files=(file,), state=state)]
 
 
 class LosesReplies(FolderStore):

@@ -13,6 +13,9 @@ from tests.tiny_models import CHAT, make_scripted_model, make_tokenizer
 from yatt.adapters.inputs.data_rows import Row, data_row
 from yatt.adapters.inputs.dataset import RowFiles
 from yatt.adapters.inputs.tokenizer import Tokenizer, eos_ids
+from yatt.adapters.processes.watched_trial import Stages
+from yatt.checkpoint.store.store import FolderStore
+from yatt.config.load import resolved_text
 from yatt.config.schema import (
     DataSection,
     GenRMSection,
@@ -26,12 +29,12 @@ from yatt.config.schema import (
 )
 from yatt.control.node import Node
 from yatt.control.rollouts.given import GivenGroups, HeldOutGroups
+from yatt.control.rollouts.groups.carried import read_state, write_state
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.given import given_ids, row_lengths
 from yatt.core.gpus.placement import TRAINER, placement_of
-from yatt.core.samples.verdict import Shown
 from yatt.errors import ConfigError
-from yatt.launch.checks.input_trial import question_ids
+from yatt.launch.checks.input_trial import check_text, question_ids
 from yatt.paths import RunPaths
 from yatt.records import cluster as c
 from yatt.records.message import Turn, unpack_ids
@@ -152,6 +155,81 @@ def test_a_template_that_changes_what_was_said_is_refused(tmp_path: Path) -> Non
     assert len(every) == 2, "the cure that the document gives"
 
 
+def test_contents_that_a_template_trims_are_trained_on_though_they_spell_control_tokens(
+    tmp_path: Path,
+) -> None:
+    make_scripted_model(tmp_path / "policy")
+    make_tokenizer(tmp_path / "policy", chat=CHAT.replace("m['content']", "m['content'] | trim"))
+    messages = chat(
+        ("user", " one\n"), ("assistant", "\n<|im_end|> two "), ("user", "three\n"), ("assistant", " four"),
+    )  # fmt: skip
+    found, tokenizer = encoded(tmp_path, "sft", {"messages": messages})
+    trained = [ids for is_sampled, ids in said(found.completions[0]) if is_sampled]
+    assert [tokenizer.decode(ids, skip_special=False) for ids in trained] == [
+        "<|im_end|> two<|im_end|>",
+        "four<|im_end|>",
+    ]
+    assert [ids.count(END) for ids in trained] == [1, 1], "what the data spells is text"
+
+
+def test_an_answer_that_is_asked_for_otherwise_than_it_is_shown_has_a_cure(tmp_path: Path) -> None:
+    """As of models whose generation prompt opens reasoning, which the template leaves out later."""
+    make_scripted_model(tmp_path / "policy")
+    asks = "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    assert asks in FORGETS
+    make_tokenizer(tmp_path / "policy", chat=FORGETS.replace(asks, f"{asks}reason: "))
+    messages = chat(("user", "one"), ("assistant", "two"))
+    with pytest.raises(ConfigError, match=r"asks for an answer by .*reason: '.*Write rows as text"):
+        encoded(tmp_path, "sft", {"messages": messages})
+    config, tokenizer = config_of(tmp_path, "sft"), Tokenizer(str(tmp_path / "policy"))
+    config = replace(config, data=replace(config.data, allow_special_tokens=True))
+    text = {"prompt": tokenizer.render_chat(messages[:1]), "completion": "so it is</think>two"}
+    found = given_ids(data_row(text, "", config.data), tokenizer, config)
+    assert found.prompt == tokenizer.encode_chat(messages[:1]), "the cure that the message gives"
+
+
+def test_an_equal_pair_costs_itself_and_is_counted(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")
+    some = [{"prompt": str(n), "chosen": "b", "rejected": "b" if n == 2 else "c"} for n in range(6)]
+    some[4] = {"prompt": chat(("user", "q")), "chosen": "b", "rejected": chat(("assistant", "b"))}
+    groups = groups_of(tmp_path, 0, some, nodes=1, shuffle=False, kind="dpo")
+    advanced = ask(groups, 1, 5)
+    assert [fact.number for fact in advanced.groups] == [0, 1, 3, 5, 6]
+    assert advanced.counters == {"rollout/equal_pairs": 2.0}, "also where the forms differ"
+    assert [fact.number for fact in asyncio.run(groups.held_out.opened()).groups] == [0, 1, 3, 5]
+
+
+def checked(folder: Path, kind: str, **rows: list[dict[str, Any]]) -> list[str]:
+    """What the check of inputs says of these rows: mistakes, then notes."""
+    config = config_of(folder, kind)
+    for name, some in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    files = {f"{name}_files": (str(folder / f"{name}.jsonl"),) for name in rows}
+    config = replace(
+        config, data=replace(config.data, **files), validation=replace(config.validation, max_prompts=3)
+    )
+    faults, notes = check_text(Stages(folder, 60), resolved_text(config))
+    return [*map(str, faults), *notes]
+
+
+def test_the_check_tells_pairs_that_teach_nothing(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")
+    same, other = ({"prompt": "a", "chosen": "b", "rejected": each} for each in "bc")
+    (note,) = checked(tmp_path, "dpo", train=[same, other, same])
+    assert note.startswith("2 of the 3 rows of") and note.endswith("are skipped.")
+    (fault,) = checked(tmp_path, "dpo", train=[same, same])
+    assert fault.endswith("have the same chosen and rejected: correct them.")
+
+
+def test_the_check_looks_at_the_held_out_rows_that_a_run_opens(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")
+    fits, long = ({"prompt": "a", "completion": "b" * size} for size in (3, 900))
+    (fault,) = checked(tmp_path, "sft", train=[fits], val=[long, long, long, fits])
+    assert "each of the first 3 rows of" in fault and "val.jsonl is longer than 200" in fault
+    (note,) = checked(tmp_path, "sft", train=[fits], val=[long, long, fits, fits])
+    assert "2 of 3 prompts" in note
+
+
 PAIRS = [
     {"prompt": "a", "chosen": "b", "rejected": "c"},
     {"prompt": chat(("user", "a")), "chosen": "b", "rejected": chat(("assistant", "c"))},
@@ -179,7 +257,7 @@ def test_a_reward_model_is_trained_on_what_its_engine_is_asked(policy: Path, raw
     row = data_row(raw, "", config_of(policy, "reward_model").data)
     genrm = GenRMSection(name="rm", model=str(policy / "policy"), kind="scalar", chat=True)
     for turns, completion in zip(found.completions, ("b", "c"), strict=True):
-        shown = Shown(prompt="", ground_truth="", data_source="", completion=completion)
+        shown = {"prompt": "", "ground_truth": "", "data_source": "", "completion": completion}
         ids = question_ids(genrm, tokenizer, shown, row.prompt)
         (was_sampled, rest), end = said(turns)
         assert [*found.prompt, *rest] == ids and not was_sampled
@@ -200,7 +278,7 @@ BAD = [
     ("sft", {"messages": [{"role": "user"}]}, "row 1 needs"),
     ("sft", {"prompt": "a", "completion": "\ud800"}, "its completion contains a lone surrogate"),
     ("dpo", {"prompt": "a", "chosen": "b"}, "needs 'prompt', 'chosen' and 'rejected', all text; or"),
-    ("dpo", {"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
+    ("sft", {"messages": [*chat(("user", "a")), {"role": "assistant", "content": None}]}, "has no 'content'"),
     ("dpo", APART, "needs 'prompt', 'chosen' and 'rejected'"),
 ]  # fmt: skip
 
@@ -271,13 +349,11 @@ def test_a_row_that_the_template_refuses_costs_itself_and_many_cost_the_run(
     (tmp_path / "policy").symlink_to(policy / "policy")
     bad = {"messages": chat(("user", "q"), ("assistant", "a"), ("assistant", "b"))}
     good = [{"messages": chat(("user", str(number)), ("assistant", "a"))} for number in range(8)]
-    groups = groups_of(tmp_path, 0, [*good[:3], bad, *good[3:]])
-    groups._num_shards = 1
+    groups = groups_of(tmp_path, 0, [*good[:3], bad, *good[3:]], nodes=1)
     opened = [fact.number for fact in ask(groups, 1, 9).groups]
     assert len(opened) == 9, "the refused row is left out in each pass"
     assert "a row is left out" in caplog.text and "two messages of the assistant" in caplog.text
-    many = groups_of(tmp_path, 0, [bad, bad, *good])
-    many._num_shards = 1
+    many = groups_of(tmp_path, 0, [bad, bad, *good], nodes=1)
     with pytest.raises(ConfigError, match="two messages of the assistant"):
         ask(many, 1, 9)
     held_out = groups_of(tmp_path, 0, [bad, bad, *good]).held_out
@@ -295,8 +371,19 @@ def test_lengths_are_those_of_prompt_and_of_the_longest_completion(policy: Path)
     assert not row_lengths(row, "", tokenizer, short).fits
 
 
-def groups_of(folder: Path, index: int, rows: list[dict[str, Any]], **rollout: Any) -> GivenGroups:
-    config = config_of(folder, "sft", **rollout)
+def groups_of(
+    folder: Path,
+    index: int,
+    rows: list[dict[str, Any]],
+    nodes: int = 2,
+    shuffle: bool = True,
+    kind: str = "sft",
+    **rollout: Any,
+) -> GivenGroups:
+    config = config_of(folder, kind, **rollout)
+    config = replace(
+        config, launch=replace(config.launch, nodes=nodes), data=replace(config.data, shuffle=shuffle)
+    )
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = RowFiles(config.data.train_files, config.data, folder / "scratch")
     placement = placement_of(config)
@@ -347,6 +434,27 @@ def test_nodes_take_rows_in_turn_skip_long_ones_and_go_on_where_a_checkpoint_was
         other.restore(saved)
 
 
+def test_no_row_is_passed_over_or_trained_on_twice_if_nodes_got_apart_and_their_number_changes(
+    policy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")  # node 1 has all the long rows
+    some = [{"prompt": str(n), "completion": "b" * (900 if n % 4 == 1 else 5)} for n in range(24)]
+    first, second = (groups_of(tmp_path, index, some, shuffle=False) for index in (0, 1))
+    seen = batch(first, 1) + batch(second, 1)
+    for groups in (first, second):
+        groups.trained(set(seen), 1)
+    files = tuple(
+        write_state(FolderStore(tmp_path), f"{n}", one.state()) for n, one in enumerate((first, second))
+    )
+    assert abs(first.state().next_number - second.state().next_number) > 1, "nodes have got apart"
+    alone = groups_of(tmp_path, 0, some, nodes=1, shuffle=False)
+    alone.restore(read_state(FolderStore(tmp_path), files, shard=0, num_shards=1))
+    fits = {n for n in range(24) if alone.shard.open_given(n) != "rollout/too_long"}
+    assert len(fits) == 18
+    seen += batch(alone, 2, len(fits) - len(seen))
+    assert sorted(seen) == sorted(fits)
+
+
 def test_rows_that_are_too_long_are_counted_and_some_must_fit(policy: Path, tmp_path: Path) -> None:
     (tmp_path / "policy").symlink_to(policy / "policy")
     config = config_of(tmp_path, "sft")
@@ -359,6 +467,16 @@ def test_rows_that_are_too_long_are_counted_and_some_must_fit(policy: Path, tmp_
     groups.shard._config = groups._node.config
     with pytest.raises(ConfigError, match=r"every row of data\.train_files is longer than"):
         batch(groups, 1)
+
+
+def test_a_node_that_is_dealt_none_but_bad_rows_is_told_why(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy").symlink_to(policy / "policy")
+    some = [{"prompt": str(n), "completion": "b" * (900 if n % 2 else 5)} for n in range(8)]
+    assert batch(groups_of(tmp_path, 0, some, shuffle=False), 1) == [0, 2]
+    with pytest.raises(ConfigError, match=r"has row 2 of every 2 in each pass.* Write data\.shuffle: true"):
+        batch(groups_of(tmp_path, 1, some, shuffle=False), 1)
+    assert batch(groups_of(tmp_path, 1, some[1:], shuffle=False), 1) == [1, 3], "7 rows go round"
+    assert len(batch(groups_of(tmp_path, 1, some), 1)) == 2
 
 
 def test_held_out_rows_are_dealt_to_nodes_once_and_long_ones_are_left_out(

@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +23,8 @@ from yatt.config.sections.scoring import RewardSection
 from yatt.control.gpus.prepared_requests import MediaUnusable
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.control.rollouts.scoring.judging import Judge
-from yatt.control.rollouts.scoring.scoring import Batches, Scorer
+from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.sources import Batches, score_sources
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
@@ -32,10 +35,14 @@ TEXTS = ["bb", "aaaa", "c", "ddd"]
 """A longer one is better."""
 
 PAIR = {
-    "judging": "pairwise", "template": "1:{completion_a}; 2:{completion_b}; best:",
+    "judging": {"by": "pairwise"}, "template": "1:{completion_a}; 2:{completion_b}; best:",
     "verdict": {"pattern": "^([12=])$", "scores": {"1": 1.0, "2": 0.0, "=": 0.5}},
 }  # fmt: skip
-LIST = {"judging": "listwise", "template": "{completions}; ranking:", "verdict": {"pattern": "^(.*)$"}}
+LIST = {
+    "judging": {"by": "listwise"},
+    "template": "{completions}; ranking:",
+    "verdict": {"pattern": "^(.*)$"},
+}
 
 
 def better(text: str) -> str:
@@ -67,7 +74,8 @@ class GroupBench:
         self.seeds: list[int] = []
         self.orders: list[m.Message] = []
         self.judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
-        self.scorer = Scorer(self.config, self.judge, self._call)
+        sources = score_sources(self.config, self.judge, self._call)
+        self.scorer = Scorer(self.config, self.judge, sources)
         self.group: PromptGroup = new_group(4, 0, "say much", [1, 2], len(TEXTS))
         self.counters: Counter[str] = Counter()
         self.subjects = []
@@ -95,7 +103,7 @@ class GroupBench:
 
     async def _call(self, order: m.Score | m.ScoreMany) -> m.Message:
         if isinstance(order, m.Score) and order.reward == "judge":
-            return read_verdict(order.completion, self.config.genrms[0].verdict, order.num_ranked)
+            return read_verdict(order, self.config.genrms[0].verdict)
         self.orders.append(order)
         assert self.rewards is not None
         return self.rewards(order)
@@ -112,7 +120,8 @@ ONLY_JUDGE: dict[str, Any] = {"rewards": []}
 @pytest.mark.parametrize("pairs", ["all", "circular", "anchor", "ground_truth"])
 def test_pairs_become_scores_in_the_judges_order(tmp_path: Path, pairs: str, by: str) -> None:
     settings = {**ONLY_JUDGE, "data": {"ground_truth_key": "answer"}}
-    bench = GroupBench(tmp_path, better, settings=settings, pairs=pairs, scores_by=by, **PAIR)
+    judging = {"by": "pairwise", "pairs": pairs, "scores_by": by}
+    bench = GroupBench(tmp_path, better, settings=settings, **{**PAIR, "judging": judging})
     scores = bench.judged()
     assert all(0 <= score <= 1 for score in scores)
     assert len(bench.prompts) == {"all": 12, "circular": 8, "anchor": 6, "ground_truth": 8}[pairs]
@@ -129,7 +138,8 @@ def test_a_judge_that_prefers_a_position_gives_equal_scores_and_is_counted(tmp_p
     bench = GroupBench(tmp_path, lambda _: "1", settings=ONLY_JUDGE, **PAIR)
     assert bench.judged() == [0.5] * 4
     assert bench.counters["genrm/judge/contradictions"] == 6
-    once = GroupBench(tmp_path, lambda _: "1", settings=ONLY_JUDGE, swap_positions=False, **PAIR)
+    one_order = {**PAIR, "judging": {"by": "pairwise", "orders": "one"}}
+    once = GroupBench(tmp_path, lambda _: "1", settings=ONLY_JUDGE, **one_order)
     assert once.judged() == pytest.approx([1.0, 2 / 3, 1 / 3, 0.0]), "what the swap is for"
 
 
@@ -232,13 +242,197 @@ def test_none_leaves_a_score_out_and_a_sample_without_any_fails(tmp_path: Path) 
     ],
 )
 def test_mistakes_are_named_before_anything_starts(tmp_path: Path, genrm: dict[str, Any], says: str) -> None:
-    from yatt.core.samples.verdict import check_template
+    from yatt.judging.judging import judging_of
+    from yatt.judging.template import check_template
 
     with pytest.raises((ConfigError, ValueError)) as caught:
         bench = GroupBench(tmp_path, better, settings=ONLY_JUDGE, **genrm)
         section = bench.config.genrms[0]
-        check_template(section.template, "genrms[0].template", section.judging)
+        check_template(section.template, "genrms[0].template", judging_of(section).fields, section.judging.by)
     assert says in str(caught.value)
+
+
+SOFT: dict[str, Any] = {
+    "template": "{completion}?",
+    "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}, "read": "soft"},
+}
+
+
+def watched_by(bench: GroupBench, shares: Callable[[str], float]) -> None:
+    """Has the judge say "no: Y" or "no: N" with these probabilities of Y at its last token."""
+    tokenizer = bench.tokenizer
+
+    async def complete(role: str, sample: m.SampleRequest) -> m.Completed:
+        prompt = tokenizer.decode(m.unpack_ids(sample.prompt_ids))
+        share = shares(prompt)
+        ids = tokenizer.encode_plain("no: " + ("Y" if share >= 0.5 else "N"))
+        chances = {
+            tokenizer.encode_plain("Y")[0]: share * 0.8,
+            tokenizer.encode_plain("N")[0]: (1 - share) * 0.8,
+        }
+        last = [math.log(chances[token]) if chances.get(token) else -math.inf for token in sample.watched]
+        rows = [[0.0] * len(sample.watched)] * (len(ids) - 1) + [last]
+        return m.Completed(
+            request_id=sample.request_id, token_ids=m.pack_ids(ids), logprobs=m.pack_floats([0.0] * len(ids)),
+            watched=m.pack_floats([each for row in rows for each in row]), finish_reason="stop",
+            policy_version=0,
+        )  # fmt: skip
+
+    bench.judge._complete = complete
+
+
+def test_a_soft_verdict_is_the_share_of_its_word_on_the_grid(tmp_path: Path) -> None:
+    """Where the word stands, not at an earlier place; nearly equal shares are equal scores."""
+    bench = GroupBench(tmp_path, better, settings=ONLY_JUDGE, **SOFT)
+    watched_by(bench, lambda prompt: {"bb?": 0.61, "aaaa?": 0.999, "c?": 0.9993, "ddd?": 0.0}[prompt])
+
+    async def all_scores() -> None:
+        for subject in bench.subjects:
+            await bench.scorer.score(subject, ROLES)
+
+    asyncio.run(all_scores())
+    samples = bench.group.samples
+    assert [sample.scores["judge"] for sample in samples] == [pytest.approx(0.6), 1.0, 1.0, 0.0]
+    assert samples[0].extras["judge/confidence"] == pytest.approx(0.61)
+    assert samples[3].extras == {"judge/confidence": 1.0, "judge/elsewhere": pytest.approx(0.2)}
+    assert samples[0].verdicts == {"judge": "no: Y"} and not bench.counters["genrm/judge/unparsable"]
+
+
+def test_soft_comparisons_and_criteria_are_shares_too(tmp_path: Path) -> None:
+    pair = {**PAIR, "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}, "read": "soft"}}
+    bench = GroupBench(tmp_path, better, settings=ONLY_JUDGE, **pair)
+    watched_by(bench, lambda prompt: {"1": 0.9, "2": 0.1, "=": 0.5}[better(prompt)])
+    assert bench.judged() == pytest.approx([0.1 / 3 + 0.9 / 3 + 0.1 / 3, 0.9, 0.1, 0.1 / 3 + 1.8 / 3])
+    assert all(s.extras["judge/confidence"] == pytest.approx(0.9) for s in bench.group.samples)
+    rubric = {**RUBRIC, "verdict": SOFT["verdict"]}
+    rubric["judging"] = {"by": "rubric", "criteria": RUBRIC["judging"]["criteria"][1:]}
+    other = GroupBench(tmp_path / "rubric", better, settings=ONLY_JUDGE, **rubric)
+    watched_by(other, lambda prompt: 0.8 if "over two" in prompt else 0.3)
+    assert other.judged() == pytest.approx([(3 * 0.8 + 0.3) / 4] * 4)
+    assert other.group.samples[0].extras["judge/long"] == pytest.approx(0.8)
+    assert other.counters["genrm/judge/criterion/long/same"] == 1
+
+
+@pytest.mark.parametrize("word", ["no: Y", "no:Y"])
+def test_a_place_where_no_word_could_stand_is_no_verdict(tmp_path: Path, word: str) -> None:
+    """By its probabilities; or because a token with more than the word stands there, of which nothing was
+    watched."""
+    bench = GroupBench(tmp_path, better, settings=ONLY_JUDGE, retries=0, **SOFT)
+    watched_by(bench, lambda _: math.nan)
+    if word == "no:Y":
+        watched_by(bench, lambda _: 0.9)
+        bench.judge._encoder._words["judge"] = {"Y": (3,), "N": (4,)}
+    asyncio.run(bench.scorer.score(bench.subjects[0], ROLES))
+    assert "no readable verdict" in bench.group.samples[0].failed
+    assert bench.counters["genrm/judge/unparsable"] == 1
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_a_service_says_soft_verdicts_or_that_it_cannot(tmp_path: Path, gives: bool) -> None:
+    tokens = [
+        {"token": text, "logprob": 0.0, "top_logprobs": [
+            {"token": each, "logprob": math.log(share)} for each, share in (("Y", 0.75), ("N", 0.25))
+        ]}
+        for text in ("is: ", "Y")
+    ]  # fmt: skip
+
+    def answered(_: int) -> tuple[int, dict[str, str], bytes]:
+        choice = {"message": {"content": "is: Y"}, "finish_reason": "stop"}
+        choice |= {"logprobs": {"content": tokens}} if gives else {}
+        return 200, {}, json.dumps({"choices": [choice]}).encode()
+
+    service = Service(answered)
+    try:
+        bench = GroupBench(
+            tmp_path, better, settings=SERVICE, engine="auto", api={"url": service.url}, **SOFT
+        )
+        asyncio.run(bench.scorer.score(bench.subjects[0], ROLES))
+    finally:
+        service.close()
+    sample = bench.group.samples[0]
+    assert service.got[0][1]["logprobs"] is True
+    if gives:
+        assert sample.scores == {"judge": 0.75} and sample.extras["judge/confidence"] == pytest.approx(0.75)
+    else:
+        assert "leaves logprobs out of its answers, which verdict.read: soft needs" in sample.failed
+
+
+RUBRIC: dict[str, Any] = {
+    "template": "{completion}|{criterion}:", "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}},
+    "judging": {
+        "by": "rubric",
+        "criteria": [
+            {"name": "form", "rule": "letters", "required": True},
+            {"name": "long", "text": "over two", "weight": 3}, {"name": "d", "text": "a d"},
+        ],
+    },
+}  # fmt: skip
+
+
+def criterion(text: str) -> str:
+    """An honest judge of criteria."""
+    completion, _, asked = text.partition("|")
+    return "Y" if (len(completion) > 2 if asked == "over two:" else "d" in completion) else "N"
+
+
+@pytest.mark.parametrize("scope", ["sample", "group"])
+def test_a_rubric_asks_each_criterion_of_completions_that_meet_the_required_rule(
+    tmp_path: Path, scope: str
+) -> None:
+    """The rule is a function of one sample or of a group; it was scored before, or is when it is wanted."""
+
+    def letters(order: m.Score | m.ScoreMany) -> m.Message:
+        items = order.items if isinstance(order, m.ScoreMany) else (order,)
+        scores = tuple(m.Scored(score=float(item.completion != "c")) for item in items)
+        return m.ScoredMany(scores=scores) if isinstance(order, m.ScoreMany) else scores[0]
+
+    rewards = [{"name": "letters", "path": "l.py", "weight": 0, "scope": scope}]
+    bench = GroupBench(tmp_path, criterion, rewards=letters, settings={"rewards": rewards}, **RUBRIC)
+    before = GroupBench(tmp_path / "2", criterion, rewards=letters, settings={"rewards": rewards}, **RUBRIC)
+
+    async def all_scores() -> None:
+        for subject in before.subjects:
+            await before.scorer.score(subject, ROLES)
+        await before.scorer.score_group(before.subjects, ROLES)
+
+    asyncio.run(all_scores())
+    assert {sample.scores["letters"] for sample in before.group.samples} == {0.0, 1.0}
+    asyncio.run(bench.scorer.score_together("judge", bench.subjects))
+    first = [sample.scores["judge"] for sample in bench.group.samples]
+    assert first == pytest.approx([1 / 5, 4 / 5, 0.0, 1.0]), "bb, aaaa, c, ddd"
+    asked = sorted(bench.prompts)
+    assert asked == sorted(
+        f"{text}|{what}:" for text in ("bb", "aaaa", "ddd") for what in ("over two", "a d")
+    )
+    assert bench.group.samples[2].extras == {"judge/form": 0.0}
+    assert bench.group.samples[3].extras == {"judge/form": 1.0, "judge/long": 1.0, "judge/d": 1.0}
+    assert bench.counters["genrm/judge/asked"] == 6
+    assert bench.counters["genrm/judge/criterion/long/groups"] == 1
+    assert not any(bench.counters[key] for key in bench.counters if key.endswith("/same"))
+    assert [sample.scores["judge"] for sample in before.group.samples] == first
+    assert sorted(before.prompts) == asked, "the same questions"
+
+
+def test_a_rule_without_a_score_and_a_row_without_criteria_fail_the_group_and_say_why(tmp_path: Path) -> None:
+    settings = {"rewards": [{"name": "letters", "path": "l.py", "weight": 0}]}
+    bench = GroupBench(
+        tmp_path, criterion, rewards=lambda _: m.Scored(score=0.0, applies=False), settings=settings, **RUBRIC
+    )
+    bench.judged()
+    failed = bench.group.failure()
+    assert failed is not None and failed.is_users_failure
+    assert "rewards[letters], which is a criterion, sample 0: it has no score for it" in failed.failed
+    own = {**RUBRIC, "judging": {"by": "rubric", "criteria_key": "extra_info.rubric"}}
+    other = GroupBench(tmp_path / "rows", criterion, settings=ONLY_JUDGE, **own)
+    other.judged()
+    failed = other.group.failure()
+    assert failed is not None and "the data row: extra_info.rubric is no list of criteria" in failed.failed
+    assert other.prompts == []
+
+
+def test_a_rule_that_no_function_is_named_as_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"criteria\[0\]\.rule: no entry of rewards is named 'letters'"):
+        GroupBench(tmp_path, criterion, settings=ONLY_JUDGE, **RUBRIC)
 
 
 def test_comparing_needs_two_completions(tmp_path: Path) -> None:
@@ -319,7 +513,7 @@ async def encoded_refs(refs: Sequence[m.MediaRef], genrm: str) -> list[memoryvie
     ids=["pointwise", "pairwise", "listwise"],
 )
 def test_a_judge_behind_a_url_is_shown_the_prompts_pictures(tmp_path: Path, genrm: dict[str, Any]) -> None:
-    service = Service(lambda _: says("1 2 3 4" if genrm.get("judging") == "listwise" else "1"))
+    service = Service(lambda _: says("1 2 3 4" if genrm.get("judging") == {"by": "listwise"} else "1"))
     try:
         bench = GroupBench(
             tmp_path,

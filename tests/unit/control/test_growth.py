@@ -111,7 +111,7 @@ def test_a_workers_message_finds_its_worker_at_once() -> None:
     def calls(gpus: int) -> int:
         supervisor = Supervisor(node_of(colocated(1, gpus, 0, 0)), None)  # type: ignore[arg-type]
         for worker in supervisor.workers.values():
-            worker.starts, worker.is_starting = 3, True
+            worker.starts, worker.process.is_starting = 3, True
         last = list(supervisor.workers.values())[-1]
         assert supervisor.by_address(last.address) is last and supervisor.by_address(f"{last.name}.2") is None
         return num_calls(lambda: supervisor.by_address(last.address))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.runs import HANG_S
-from yatt.control.gpus.processes.orphans import OrphanWatch
+from yatt.control.gpus.processes.supervisor import OrphanWatch
 
 
 @pytest.mark.parametrize("turns", range(6))

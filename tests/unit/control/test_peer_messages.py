@@ -44,7 +44,7 @@ class Desk:
             device="cpu",
         )
         self.peers, self.lines, self.inbox = Peers(), Lines(), Inbox()
-        self.peers.dial_with(self.lines.dial)
+        self.peers.lines.dial_with(self.lines.dial)
         self.orders: list[tuple[str, m.Message]] = []
         controller: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         controller.set_result(self.carry_out)
@@ -73,7 +73,7 @@ def scene(play: Callable[[Desk], Awaitable[None]], index: int = 0) -> None:
     async def run() -> None:
         desk = Desk(index)
         await play(desk)
-        await desk.peers.close()
+        await desk.peers.lines.close()
 
     asyncio.run(asyncio.wait_for(run(), HANG_S))
 

@@ -52,9 +52,9 @@ class Lines(dict[str, Line]):
 def scene(play: Callable[[Peers, Lines], Awaitable[None]]) -> None:
     async def run() -> None:
         peers, lines = Peers(), Lines()
-        peers.dial_with(lines.dial)
+        peers.lines.dial_with(lines.dial)
         await play(peers, lines)
-        await peers.close()
+        await peers.lines.close()
 
     asyncio.run(asyncio.wait_for(run(), HANG_S))
 
@@ -126,6 +126,8 @@ def test_a_newcomer_that_is_lost_or_replaced_leaves_the_node_as_it_was() -> None
         assert not peers.newcomers and 3 in peers.lost
         await peers.tell(3, c.Alive())
         assert lines["node3"].told, "the process that took part last, which may only have been suspended"
+        await peers.tell(3, c.Alive(), life=3)
+        assert "node3.3" not in lines, "none is opened to a process that is over"
 
     scene(play)
 

@@ -17,7 +17,6 @@ from yatt.adapters.run_folder.attempt_claim import newest_attempt
 from yatt.control.rollouts.groups.groups import new_group
 from yatt.control.rollouts.recording import MOST_FAILED, MOST_WAITING
 from yatt.control.rollouts.scoring.subject import Judged
-from yatt.core.samples.verdict import Shown
 from yatt.errors import ConfigError
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import RecordedIteration, read_iteration
@@ -142,21 +141,30 @@ def test_answers_of_a_genrm_are_recorded_with_prompt_and_verdict(make: Make) -> 
 
     async def judged() -> None:
         answers = bench.sampler._recorder.judged(0)
-        shown = Shown(prompt="1 + 1", ground_truth="2", data_source="sum", completion="3")
+        shown = {"prompt": "1 + 1", "ground_truth": "2", "data_source": "sum", "completion": "3"}
         common = {"genrm": "judge", "shown": shown, "finish_reason": "stop"}
         assert answers is not None
         answers += [
             Judged(about=(0,), answer="hm", tries=1, verdict=None, **common),
             Judged(about=(0,), answer="bad", tries=2, verdict=m.Scored(score=0.25), **common),
             Judged(about=(1, 0), answer="2 1", tries=1, verdict=m.Scored(score=0, ranking=(1, 0)), **common),
+            Judged(
+                about=(0,),
+                answer="{}",
+                tries=1,
+                criteria=("right",),
+                **common,
+                verdict=m.Scored(score=0, extra={"right": 1.0}),
+            ),
         ]
         await iterate(bench, 1)
 
     bench.sampler._recorder._templates["judge"] = "{prompt} = {completion}?"
     asyncio.run(judged())
     first = recorded(bench, 1, 0).judged
-    assert [(each["is_readable"], each["score"], each["ranking"]) for each in first] == [
-        (False, None, None), (True, 0.25, None), (True, None, [1, 0])
+    assert [(each["is_readable"], each["score"], each["ranking"], each["values"]) for each in first] == [
+        (False, None, None, None), (True, 0.25, None, None), (True, None, [1, 0], None),
+        (True, None, None, {"right": 1.0}),
     ]  # fmt: skip
     assert first[0]["prompt"] == "1 + 1 = 3?" and first[2]["samples"] == [1, 0]
     assert len(recorded(bench, 1, 1).judged) == 1
@@ -243,7 +251,7 @@ def test_answers_about_a_sample_that_is_sampled_again_are_not_recorded(make: Mak
     group.samples[1].extend(m.pack_ids([5]), m.pack_floats([-1.0]), 0)
     kept = recorder.judged(4)
     assert kept is not None
-    shown = Shown(prompt="p", ground_truth="", data_source="")
+    shown = {"prompt": "p", "ground_truth": "", "data_source": "", "completion": ""}
     common = {"genrm": "judge", "shown": shown, "answer": "", "finish_reason": "stop", "tries": 1}
     kept += [Judged(about=about, verdict=None, **common) for about in ((0,), (1,), (0, 1))]
     recorder.restarted(group)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.runs import HANG_S
@@ -75,6 +76,26 @@ async def settle() -> None:
 
 def finish(bench: Bench) -> None:
     bench.engines.answer = lambda _, sample: completion(sample, [5])
+
+
+@pytest.mark.parametrize("rows", [b"", m.pack_floats([-1.0] * 3), m.pack_floats([-1.0] * 6)])
+def test_an_answer_without_the_log_probs_that_were_asked_for_is_refused(rows: bytes) -> None:
+    """Of two watched tokens at each of two tokens: four."""
+
+    async def scene() -> list[m.Completed]:
+        bench = Bench()
+        await bench.wake("a")
+        bench.engines.answer = lambda _, sample: msgspec.structs.replace(
+            completion(sample, [5, 6]), watched=given.pop()
+        )
+        asked = msgspec.structs.replace(request("one", ""), watched=(3, 4))
+        return [await bench.router.complete(ROLLOUT, asked) for _ in range(2)]
+
+    given = [m.pack_floats([-1.0] * 4), rows]
+    refused, whole = asyncio.run(scene())
+    assert refused.error == "a has not given the log-probs of 2 watched tokens at each of its own"
+    assert (refused.finish_reason, refused.token_ids) == ("error", b"")
+    assert whole.finish_reason == "stop" and m.unpack_floats(whole.watched) == [-1.0] * 4
 
 
 def test_requests_of_a_group_share_an_engine_and_groups_are_spread() -> None:

@@ -24,11 +24,13 @@ from yatt.control.rollouts.groups.carried import frozen_state
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.kept import KeptGroups
 from yatt.control.rollouts.groups.prompt_source import PromptSource
+from yatt.control.rollouts.node_groups import NodeGroups
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.sampling import Sampler
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.sources import score_sources
 from yatt.control.writers import Writers
 from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.core.samples.prompts import num_extra
@@ -72,7 +74,7 @@ class Bench:
         self.engines.completed = self.local.completed
         router = Router(self.node, self.local, Peers(), Progress(int))
         judge = Judge(config, router.complete, router.abort, call_reward, num_nodes=1, say=print)
-        scorer = Scorer(config, judge, call_reward)
+        scorer = Scorer(config, judge, score_sources(config, judge, call_reward))
         self.rows = RowFiles(config.data.train_files, config.data, folder / f"scratch-{attempt}")
         self.tokenizer = tokenizer = Tokenizer(config.model.path)
         shard = DataShard(config, self.rows, tokenizer)
@@ -80,10 +82,10 @@ class Bench:
         episodes = Episodes(self.node, tokenizer, router, call_reward, rollout_sampling(config))
         self.writer = BackgroundWriter()
         kept = KeptGroups(self.node, events, self.writer, data=self.rows.fingerprint, files="")
-        source = PromptSource(shard, kept)
+        groups = NodeGroups(self.node, PromptSource(shard, kept))
         self.writers = Writers(self.node)
         recorder = RolloutRecorder(self.node, scorer, tokenizer, events, self.writers)
-        self.sampler = Sampler(self.node, source, scorer, episodes, events, recorder)
+        self.sampler = Sampler(self.node, groups, scorer, episodes, events, recorder)
 
     async def advance(self, iteration: int, target: int) -> c.Advanced:
         if not self.local.is_awake("engine.1"):
@@ -236,6 +238,16 @@ def test_completions_that_are_too_old_are_sampled_anew(make: Make) -> None:
     assert not {group.number for group in state.accepted} & {group.number for group in state.unfinished}
 
 
+def test_a_deterministic_checkpoint_begins_with_the_first_group_that_is_not_trained_on(make: Make) -> None:
+    bench = make(lambda _, sample: completion(sample, tokens_of(sample)))
+    for iteration, first in ((1, 0), (2, 2), (3, 4)):
+        found = asyncio.run(bench.advance(iteration, 2))
+        assert [group.number for group in found.groups] == [first, first + 1]
+        assert bench.sampler.state().next_number == first, "also after groups were opened"
+        bench.trained(found, iteration)
+        assert bench.sampler.state().next_number == first + 2
+
+
 def numbers_of(bench: Bench, kind: str) -> list[list[int]]:
     """Numbers of the groups in each event of this kind."""
     events = [json.loads(line) for line in bench.lines]
@@ -356,7 +368,7 @@ def test_a_group_is_cut_only_as_often_as_its_tokens_stay_young_enough(make: Make
         first = await bench.advance(1, 2)
         bench.trained(first, 1)
         advancing = asyncio.ensure_future(bench.advance(2, 2))
-        await until(lambda: len(bench.engines.busy) == 1, "the others to be complete")
+        await until(lambda: len(numbers_of(bench, "rollout.group.accept")) == 4, "the others to be complete")
         await turns()
         assert not advancing.done()
         (late,) = bench.engines.busy.values()

@@ -19,8 +19,8 @@ from yatt.control.rollouts.groups.kept_files import KeptGroup, encode_group
 from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
 from yatt.control.rollouts.scoring.subject import Judged
 from yatt.core.samples.teaching import rewarded_turns
-from yatt.core.samples.verdict import transformed_values
 from yatt.engine.script import scripted_score
+from yatt.judging.reading import transformed_values
 from yatt.records import cluster as c, message as m
 from yatt.records.episode import Likeliest, Turn
 

@@ -21,11 +21,12 @@ from yatt.control.gpus.engines import ABORTED
 from yatt.control.rollouts.groups.groups import SampleState, new_group
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import MOST_MEASURES, Scorer
+from yatt.control.rollouts.scoring.sources import score_sources
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.samples.placeholders import with_placeholders
 from yatt.core.samples.reasons import cause_of
-from yatt.core.samples.verdict import parse_verdict
 from yatt.errors import WorkerFailed
+from yatt.judging.reading import parse_verdict
 from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 
@@ -64,7 +65,7 @@ class Bench:
         self.open: dict[str, asyncio.Future[m.Completed]] = {}
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.SampleRequest]()
         judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
-        self.scorer = Scorer(self.config, judge, self._call)
+        self.scorer = Scorer(self.config, judge, score_sources(self.config, judge, self._call))
         group = new_group(4, 0, "1 + 1 =", [1, 2], 1)
         self.sample: SampleState = group.samples[0]
         self.sample.text, self.sample.finish_reason = " 2", "stop"
@@ -140,7 +141,7 @@ def test_names_of_numbers_are_bounded_so_that_a_sample_is_no_curve(
     seen: set[str] = set()
     for _ in range(100):
         bench.sample.extras = {}
-        asyncio.run(bench.scorer._call_function("digits", bench.subject))
+        asyncio.run(bench.scorer.score_one("digits", bench.subject))
         assert "digits/same" in bench.sample.extras
         seen |= bench.sample.extras.keys()
     assert len(seen) == MOST_MEASURES and "of 0" in str(seen) and "of 70" not in str(seen)

@@ -1,4 +1,4 @@
-"""Pictures of an update: shown in windows, again where a file vanished, refused where one is bad."""
+"""Pictures of an update: shown in windows, again where a file vanished, and who needs one that is bad."""
 
 import asyncio
 from collections import Counter
@@ -35,10 +35,11 @@ class Scene:
 
     async def prepare(self, items: tuple[m.MediaItem, ...]) -> m.MediaPrepared:
         self.asked.append([item.path for item in items])
-        found = [(i, item) for i, item in enumerate(items) if item.path != "bad"]
+        found = [(i, item) for i, item in enumerate(items) if not item.path.startswith("bad")]
         faults = tuple(
-            m.MediaFault(i, "bad is truncated.") for i, item in enumerate(items) if item.path == "bad"
-        )
+            m.MediaFault(i, f"{item.path} is truncated.", waits=item.path == "bad later")
+            for i, item in enumerate(items) if item.path.startswith("bad")
+        )  # fmt: skip
         return m.MediaPrepared(
             items=tuple(m.PreparedItem(i, f"of {item.sha256}", GRID) for i, item in reversed(found)),
             faults=faults,
@@ -56,12 +57,12 @@ class Scene:
                 self.seen.append(each.sha256)
         return m.PicturesSeen(missing=tuple(missing))
 
-    def show(self, *rollouts: m.Rollout, cache_bytes: int = 0) -> None:
-        async def scene() -> None:
+    def show(self, *rollouts: m.Rollout, cache_bytes: int = 0) -> dict[int, str]:
+        async def scene() -> dict[int, str]:
             pictures = SeenPictures(self.prepare, self.order, "folder", cache_bytes)
-            await pictures.show(Worker("rank", TRAINER, None, (), ()), 3, rollouts)
+            return await pictures.show(Worker("rank", TRAINER, None, (), ()), 3, rollouts)
 
-        asyncio.run(scene())
+        return asyncio.run(scene())
 
 
 def test_each_picture_is_shown_once_in_windows_that_fit() -> None:
@@ -78,16 +79,35 @@ def test_each_picture_is_shown_once_in_windows_that_fit() -> None:
 
 def test_a_file_that_vanished_is_prepared_again() -> None:
     scene = Scene(lambda name, time: name == "b" and time < TRIES)
-    scene.show(sample(0, "a", "b", "c"))
+    assert scene.show(sample(0, "a", "b", "c")) == {}
     assert scene.asked == [["a", "b", "c"], *[["b"]] * (TRIES - 1)]
     assert sorted(scene.seen) == ["a", "b", "c"]
+    slow = Scene(lambda name, time: time <= int(name))  # one more is read each time: no end of tries
+    assert slow.show(sample(0, *map(str, range(2 * TRIES)))) == {}
+    assert [len(asked) for asked in slow.asked] == [*range(2 * TRIES, 0, -1)]
     with pytest.raises(WorkerFailed, match=f"1 pictures vanished {TRIES} times"):
         Scene(lambda name, _: name == "b").show(sample(0, "a", "b"))
 
 
-def test_a_picture_that_cannot_be_used_any_more_is_named() -> None:
-    with pytest.raises(WorkerFailed, match="that are to be trained on: bad is truncated"):
-        Scene().show(sample(0, "a", "bad"))
+def test_a_picture_that_cannot_be_used_any_more_costs_the_samples_that_need_it() -> None:
+    scene, says = Scene(lambda name, time: name == "b" and time == 1), "bad is truncated."
+    samples = (
+        sample(4, "a", "bad"),
+        sample(5, "b"),
+        sample(6),
+        sample(7, "bad", "bad too"),
+        sample(8, "bad too"),
+    )
+    assert scene.show(*samples) == {4: says, 7: says, 8: "bad too is truncated."}
+    assert sorted(scene.seen) == ["a", "b"], "the others are seen, also those that vanished meanwhile"
+    alone = Scene()
+    assert alone.show(sample(3, "bad")) == {3: says}
+    assert alone.seen == []
+
+
+def test_a_picture_that_cannot_be_read_now_costs_no_sample() -> None:
+    with pytest.raises(WorkerFailed, match="that are to be trained on: bad later is truncated"):
+        Scene().show(sample(0, "a", "bad later"))
 
 
 def test_a_video_is_prepared_once_as_long_as_all_its_pairs() -> None:

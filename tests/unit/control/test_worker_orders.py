@@ -72,8 +72,8 @@ class Bench:
             self.node, self.supervisor, self.engines, self.publications, unfit, events
         )  # fmt: skip
         for worker in self.supervisor.workers.values():  # as if each had started and said Hello
-            worker.starts, worker.is_starting = 1, True
-            worker.hello.set()
+            worker.starts, worker.process.is_starting = 1, True
+            worker.process.hello.set()
 
     def worker(self, role: str) -> Worker:
         (found,) = self.supervisor.of(role, self.slab)
@@ -114,14 +114,14 @@ def test_an_update_or_a_completion_is_the_work_after_which_sleeping_memory_is_le
     async def scene(bench: Bench) -> list[bool]:
         trainer, engine, found = bench.worker(TRAINER), bench.worker(ROLLOUT), list[bool]()
         await bench.workers.order(trainer, m.Publish(policy_version=1, probe=()))
-        found.append(trainer.has_computed)
+        found.append(trainer.process.has_computed)
         await bench.workers.order(trainer, m.Train(iteration=1, facts=(), plan=()))
-        found.append(trainer.has_computed)
+        found.append(trainer.process.has_computed)
         for token in (7, 8):
             await bench.workers.wake(bench.slab, ROLLOUT, token)
             await bench.workers.sleep(bench.slab, ROLLOUT, token, 5.0)
-            found.append(engine.has_computed)
-            bench.engines._useful.add(engine.address)  # as `completed` does
+            found.append(engine.process.has_computed)
+            bench.engines._engines.useful.add(engine.address)  # as `completed` does
         return found
 
     assert asyncio.run(scene(Bench())) == [False, True, False, True]
@@ -133,16 +133,16 @@ def test_an_engine_that_ends_or_starts_delays_no_sleep_of_its_neighbour() -> Non
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
 
         def sleep(_: m.Sleep) -> m.Message:
-            if not first.is_asleep:
+            if not first.process.is_asleep:
                 return m.Done()
-            second.is_starting = False  # as if its process had ended
+            second.process.is_starting = False  # as if its process had ended
             return m.Failed(error="ended", exit_code=1)
 
         bench.socket.answers[m.Sleep] = sleep
         await bench.workers.sleep(bench.slab, ROLLOUT, 7, 5.0)
-        assert (first.is_asleep, second.is_asleep) == (True, False)
-        second.is_starting = True
-        second.hello.clear()
+        assert (first.process.is_asleep, second.process.is_asleep) == (True, False)
+        second.process.is_starting = True
+        second.process.hello.clear()
         await bench.workers.wake(bench.slab, JUDGE, 8)
         bench.socket.answers[m.Sleep] = lambda _: m.Done()
         await bench.workers.sleep(bench.slab, ROLLOUT, 8, 5.0)
@@ -175,7 +175,7 @@ def test_one_of_two_engines_is_woken_again_under_the_token_of_both_while_it_coun
         assert all(bench.engines.is_awake(w.address) for w in bench.supervisor.of(ROLLOUT, bench.slab))
         bench.workers.take_back(bench.slab)
         bench.socket.orders.clear()
-        second.is_starting = False
+        second.process.is_starting = False
         await bench.workers.restart(second, 7)
         assert not bench.socket.orders and not second.is_running and second.starts == 1
 
@@ -197,7 +197,7 @@ def test_where_memory_is_lacking_none_of_the_engines_of_a_slab_is_started() -> N
         unfit.lack, unfit.failed = lack, failed  # type: ignore[method-assign]
         workers = bench.supervisor.of(ROLLOUT, bench.slab)
         for worker in workers:
-            worker.is_starting = False
+            worker.process.is_starting = False
         await bench.workers.wake(bench.slab, ROLLOUT, 7)
         assert [worker.starts for worker in workers] == [1, 1], "neither was started again"
 
@@ -241,11 +241,11 @@ def test_a_slab_that_is_taken_back_while_an_engine_loads_weights_gets_it_no_requ
 
 def test_a_slab_that_is_taken_back_while_a_process_starts_is_not_used() -> None:
     async def scene(bench: Bench) -> None:
-        bench.worker(ROLLOUT).hello.clear()
+        bench.worker(ROLLOUT).process.hello.clear()
         waking = asyncio.ensure_future(bench.workers.wake(bench.slab, ROLLOUT, 7))
         await asyncio.sleep(0.01)
-        bench.workers._granted[bench.slab] = 0  # as `sleep` does first
-        bench.worker(ROLLOUT).hello.set()
+        bench.workers._grants._granted[bench.slab] = 0  # as `sleep` does first
+        bench.worker(ROLLOUT).process.hello.set()
         await asyncio.wait_for(waking, HANG_S)
 
     bench = Bench()

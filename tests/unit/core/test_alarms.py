@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from yatt.core.figures.alarms import STEP, Alarm, AlarmState, Begins, Change, Dropped, Ends, Rules, step
+from yatt.core.figures.drop_counters import drops_message
 
 RULES = Rules(iterations=5, kl_coef=0.001)
 Row = dict[str, Any]
@@ -228,6 +229,9 @@ def test_dropped_groups_are_told_with_their_causes_at_once_and_then_now_and_then
         "sample failed (reward 'exact' failed 3 times, GenRM 'a/b' gave 4 unreadable verdicts)."
     )
     assert told[1].message.startswith("iterations 4 to 23: 60 prompt groups were dropped")
+    assert drops_message({"rollout/failed_groups": 1.0}, 2, 2).startswith(
+        "iteration 2: 1 prompt group was dropped, 1 because a sample failed. "
+    )
 
 
 def test_a_validation_without_scores_is_an_alarm_at_once_until_the_next_validation_is_whole():
@@ -265,6 +269,55 @@ def test_how_many_unreadable_answers_are_an_alarm(asked, unread, is_alarm):
     row = {STEP: 1, "genrm/a/b/asked": asked, "genrm/a/b/unparsable": unread}
     _, changes = step(AlarmState(), row, Rules(iterations=3))
     assert bool(changes) == is_alarm
+
+
+PLACE = {"genrm/j/pairs": 100, "genrm/j/decided": 100}
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({"contradictions": 41}, "contradicted itself in 41% of the pairs shown in both orders"),
+        ({"contradictions": 40, "first_won": 50}, ""),
+        ({"first_won": 66}, "preferred the first place in 66%"),
+        ({"first_won": 34}, "preferred the second place in 66%"), ({"first_won": 64}, ""),
+        ({"first_won": 19, "decided": 19, "pairs": 19, "contradictions": 19}, ""),
+    ],
+)  # fmt: skip
+def test_a_judge_that_goes_by_the_place_is_an_alarm(counts, says):
+    row = {**PLACE, "genrm/j/first_won": 50, **{f"genrm/j/{name}": count for name, count in counts.items()}}
+    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3))
+    assert [each.alarm for each in changes] == ([Alarm.JUDGE_PLACE] if says else [])
+    assert all(says in each.message and "in the last 3 iterations" in each.message for each in changes)
+
+
+@pytest.mark.parametrize(("confidence", "is_alarm"), [(0.69, True), (0.7, False)])
+def test_a_judge_whose_soft_verdicts_say_little_is_an_alarm(confidence, is_alarm):
+    """A function may have a number of this name, which is no judge's."""
+    row = {"critic/score/j/confidence/mean": confidence, "critic/score/j/elsewhere/mean": 0.1}
+    row["critic/score/function/confidence/mean"] = 0.0
+    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3))
+    assert [each.alarm for each in changes] == ([Alarm.JUDGE_UNSURE] if is_alarm else [])
+    assert all("verdicts of 'j' (0.69)" in each.message for each in changes)
+
+
+def same_in(same: int, groups: int, name: str = "right") -> Row:
+    place = f"genrm/a/b/criterion/{name}"
+    return {f"{place}/groups": groups, f"{place}/same": same}
+
+
+@pytest.mark.parametrize(("same", "groups", "is_alarm"), [(16, 16, True), (15, 16, False), (3, 3, False)])
+def test_a_criterion_that_never_differs_is_named(same, groups, is_alarm):
+    """One is named as a counter of drops is, which says nothing of the judge."""
+    row = {**same_in(same, groups), **same_in(groups - 1, groups, "truncated")}
+    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3))
+    assert [each.alarm for each in changes] == ([Alarm.JUDGE_CRITERION] if is_alarm else [])
+    assert all("'right' of GenRM 'a/b' differed in no prompt group" in each.message for each in changes)
+
+
+def test_another_criterion_in_each_iteration_is_no_streak():
+    rows = [{STEP: i, **same_in(8, 8, f"c{i}")} for i in range(1, 6)]
+    assert changes_of(rows, Rules(iterations=3)) == []
 
 
 def test_a_row_without_numbers_gives_no_alarm():

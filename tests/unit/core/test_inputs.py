@@ -7,8 +7,11 @@ import pytest
 from yatt.core.attempts import inputs
 from yatt.records.inputs import is_input
 
-TOLD = ("rewards[digits]", "genrms[judge].model", "genrms[judge].path", "environment", "algorithm.path")
-REFUSED = ("tokenizer", "chat_template", "model_config", "data.val_files")
+TOLD = (
+    "rewards[digits]", "genrms[judge].model", "genrms[judge].path", "environment", "algorithm.path",
+    "critic.weights",
+)  # fmt: skip
+REFUSED = ("tokenizer", "chat_template", "model_config", "critic.model_config", "data.val_files")
 EVERY = (*TOLD, *REFUSED, "weights", "model.family")
 
 

@@ -127,7 +127,7 @@ def test_keeping_the_best_by_a_judge_alone_is_told(tmp_path: Path) -> None:
         ([], [judge("judge", 1), judge("gold", 0)], False),
     ):
         found = doubtful_settings(run_of(tmp_path, rewards, judges))
-        assert any(says in each for _, each in found) == is_told
+        assert any(says in each.says for each in found) == is_told
 
 
 def judge(name: str, weight: int) -> dict[str, Any]:

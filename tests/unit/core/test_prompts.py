@@ -12,8 +12,10 @@ from yatt.core.samples.prompts import (
     PATIENCE,
     Acceptance,
     InOrder,
+    PromptNumbers,
     Quota,
     RowSource,
+    dealt_numbers,
     first_number,
     num_extra,
     opening_limit,
@@ -36,6 +38,38 @@ def test_the_first_number_of_a_node_is_its_own_and_the_smallest(nodes: int, at_l
         number = first_number(node, nodes, at_least=at_least)
         assert number % nodes == node
         assert at_least <= number < at_least + nodes
+
+
+LIVES = st.lists(
+    st.tuples(st.integers(1, 5), st.lists(st.integers(0, 12), min_size=5, max_size=5)), max_size=5
+)
+"""Numbers of nodes, and how many prompts each of them opens in that life."""
+
+
+@given(LIVES)
+def test_no_number_is_passed_over_or_opened_twice_however_often_the_number_of_nodes_changes(lives) -> None:
+    opened, shards = list[int](), [PromptNumbers(0, 1)]
+    for num_shards, counts in [*lives, (1, [0] * 5)]:
+        shards = [dealt_numbers(shards, shard=k, num_shards=num_shards) for k in range(num_shards)]
+        for k, count in enumerate(counts[:num_shards]):
+            for _ in range(count):
+                number = shards[k].lowest
+                assert [one.has(number) for one in shards] == [other == k for other in range(num_shards)]
+                assert shards[k].first_left(1) <= {number}
+                opened.append(number)
+                shards[k] = shards[k].after(number)
+    (last,) = shards
+    left = {number for numbers in last.left for number in numbers}
+    assert sorted([*opened, *left]) == list(range(last.own))
+    assert last.first_left(99) == left and last.after(last.own - 1).left == ()
+
+
+def test_left_over_numbers_are_dealt_evenly_and_cost_no_memory() -> None:
+    far = [PromptNumbers(0, 2, 1 << 50), PromptNumbers(1, 2, 1)]
+    shards = [dealt_numbers(far, shard=k, num_shards=3) for k in range(3)]
+    sizes = [sum(map(len, shard.left)) for shard in shards]
+    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == (1 << 49) - 1
+    assert [shard.lowest for shard in shards] == [1, 3, 5]
 
 
 @given(st.integers(1, 50), st.integers(0, 3))

@@ -57,6 +57,12 @@ def test_a_choice_is_nearly_the_best_of_all_splits_and_within_bounds(
     start = allowed[seed % len(allowed)]
     chosen = choose_split([start], demand, roles, ROLLOUT, 15.0)
     assert chosen in allowed
+    turns = {ROLLOUT: num, JUDGE: 0, CRITIC: 0}
+    either = choose_split([start], demand, roles, ROLLOUT, 15.0, may_turn=True)
+    turns_s = believed_s(turns, demand, roles, ROLLOUT, 15.0)
+    assert either in (chosen, turns)
+    if turns_s < (1 - UNDO_BAND) * believed_s(chosen, demand, roles, ROLLOUT, 15.0):
+        assert either == turns
     best_s = min(believed_s(each, demand, roles, ROLLOUT, 15.0) for each in allowed)
     assert believed_s(chosen, demand, roles, ROLLOUT, 15.0) <= best_s * (1 + 3 * DEAD_BAND)
 
@@ -66,6 +72,40 @@ def test_a_split_once_chosen_stays_for_batches_of_the_same_kind():
     assert split[ROLLOUT] > 1
     kept = [choose_split([split], demand_of(seed), ROLES, ROLLOUT, 15.0) == split for seed in range(1, 11)]
     assert sum(kept) >= 9
+
+
+EVEN = BatchDemand(completions=[1500.0] * 64, verdicts={JUDGE: [800.0] * 64}, num_samples=1024, group_size=8)
+"""Completions that all end together: nothing can be judged beside the rollout."""
+
+TURNS = {ROLLOUT: 8, JUDGE: 0}
+
+
+def test_a_batch_in_turns_takes_what_its_roles_take_one_after_the_other():
+    """All slabs have 32 engines for 1,024 completions, and 8 for the verdicts, 128 at once: no rest waits."""
+    sampling_s = 1500 * ENGINE.speed.token_s(1024 / 32)
+    judging_s = 800 * SCORER.speed.token_s(1024 / 8)
+    for switch_s in (0.0, 7.0):
+        expected_s = sampling_s + judging_s + switch_s
+        assert predicted_seconds(TURNS, EVEN, ROLES, ROLLOUT, switch_s) == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_roles_take_turns_where_that_is_faster_until_a_switch_takes_too_long():
+    start = [{ROLLOUT: 7, JUDGE: 1}]
+    assert choose_split(start, EVEN, ROLES, ROLLOUT, 5.0, may_turn=True) == TURNS
+    split = choose_split(start, EVEN, ROLES, ROLLOUT, 5.0)
+    assert split[JUDGE] > 1, "where they may not, the best split"
+    later = choose_split([*start, TURNS], EVEN, ROLES, ROLLOUT, 200.0, may_turn=True)
+    assert later[JUDGE] > 0, "the switch takes longer now"
+    assert choose_split([TURNS], EVEN, ROLES, ROLLOUT, 5.0)[JUDGE] > 0, "an engine cannot be built any more"
+
+
+def test_turns_are_taken_back_only_for_a_large_gain_or_later():
+    near_s, split = 120.0, {ROLLOUT: 4, JUDGE: 4}
+    turns_s, split_s = (believed_s(each, EVEN, ROLES, ROLLOUT, near_s) for each in (TURNS, split))
+    assert DEAD_BAND < 1 - split_s / turns_s < UNDO_BAND
+    before = [split, TURNS]
+    assert choose_split(before, EVEN, ROLES, ROLLOUT, near_s, may_turn=True) == TURNS
+    assert choose_split([TURNS] * 5, EVEN, ROLES, ROLLOUT, near_s, may_turn=True)[JUDGE] > 0
 
 
 def test_a_ceiling_is_respected():

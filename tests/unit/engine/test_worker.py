@@ -4,6 +4,8 @@ import errno
 import os
 import threading
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 import zmq
@@ -12,6 +14,7 @@ from tests.runs import HANG_S, wait_for
 from tests.tiny_models import make_scripted_model
 from yatt import clock
 from yatt.adapters.net.worker_link import Received, WorkerLink
+from yatt.adapters.node_local.media_file import hold_prepared, is_held
 from yatt.core.gpus.lease import WorkerLease
 from yatt.engine.protocol import EngineOptions, RanksLost
 from yatt.engine.scripted import ScriptedEngine
@@ -19,6 +22,7 @@ from yatt.engine.weights.compare import compare_weights, with_progress
 from yatt.engine.weights.published import tensors_taken
 from yatt.engine.worker import EnginePlan, EngineWorker, failed_order
 from yatt.errors import ConfigError
+from yatt.media.kept import KeptFiles
 from yatt.records import message as m
 from yatt.records.codec import decode_body, decode_frame, encode_frame
 from yatt.weights.checksum import tensor_checksum
@@ -73,6 +77,7 @@ def options(tmp_path):
         device="cpu",
         eos_ids=(2,),
         max_model_tokens=64,
+        media_folder=str(tmp_path),
     )
 
 
@@ -200,6 +205,22 @@ def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
     while steps.steps < 32:  # two before the failure, and one for each token of the next
         steps = controller.beat().steps
     assert (steps.steps, steps.running, steps.running2) == (32, 32, 32) and steps.seconds > 0
+
+
+def test_pictures_of_a_request_are_released_when_it_is_added_and_when_it_is_refused(controller, tmp_path):
+    """A planted mistake: what is released at the end only keeps others waiting for a whole completion."""
+    files = KeptFiles(tmp_path / "made", 1 << 20)
+    with files.order(1), files.claimed_file(1, "a" * 64):
+        files.keep_file(1, "a" * 64, (1, 1, 1), np.zeros((1, 12), np.uint8))
+    os.rename(tmp_path / "made" / ("a" * 64), tmp_path / ("a" * 64))
+    controller.send(m.Wake())
+    assert controller.hear() == m.Done()
+    for name, grid in (("added", (1, 1, 1)), ("refused", (1, 2, 2))):
+        picture = m.PlacedMedia(m.MediaRef("", "ff" * 32, 8, 8), 0, 1, grid, "a" * 64)
+        assert hold_prepared(tmp_path, ["a" * 64], name) and is_held(tmp_path, "a" * 64)
+        controller.send(msgspec.structs.replace(sample(name), media=(picture,)))
+        wait_for(lambda: not is_held(tmp_path, "a" * 64), what="the release of the picture")
+        assert controller.hear().finish_reason == "lost"
 
 
 class StandInLink:

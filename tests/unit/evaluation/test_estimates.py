@@ -7,7 +7,7 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
-from yatt.evaluation.result import Estimate, mean_of, pass_at_k, pass_rate
+from yatt.core.figures.evaluation import Estimate, mean_of, pass_at_k, pass_rate
 
 
 def brute_force(outcomes: list[bool], k: int) -> float:

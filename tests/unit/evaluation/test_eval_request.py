@@ -8,6 +8,8 @@ import pytest
 from yatt.config.check import broken_relations
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import node_gpus
+from yatt.core.gpus.placement import placement_of
 from yatt.errors import ConfigError
 from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, evaluation_settings
 
@@ -102,6 +104,34 @@ def test_engines_get_all_gpus_that_whole_slabs_can_have(tmp_path: Path) -> None:
         of_run(tmp_path, EvalOptions(), gpus=2)
 
 
+def test_nodes_are_as_few_as_the_largest_engine_needs_and_placement_is_that_of_the_words(
+    tmp_path: Path,
+) -> None:
+    assert of_run(tmp_path, EvalOptions(nodes=3)).config.launch.nodes == 3
+    wide = of_run(tmp_path, EvalOptions(may_span=True), "rollout.tp_size=16", gpus=8).config
+    assert (wide.launch.nodes, wide.launch.gpus_per_node) == (2, 8)
+    words = ("placement.mode=disaggregated", "placement.trainer_nodes=1", "placement.genrm_gpu_sets=1")
+    split = of_run(tmp_path, EvalOptions(nodes=3), *words, gpus=8).config
+    placement = placement_of(split)
+    assert placement.trainer_nodes == (0,) and placement.slabs_by_node[0] == () and not placement.world_size
+    assert placement.pools.keys() == {"rollout", "genrm:judge"} and node_gpus(split) == (0, 8, 8)
+    with pytest.raises(ConfigError, match=r"placement\.split has no effect in an evaluation"):
+        of_run(tmp_path, EvalOptions(), "placement.split=dynamic")
+    with pytest.raises(ConfigError, match=r"placement\.genrm_gpu_sets: 0 of .* GPU sets for 1 GenRM"):
+        of_run(tmp_path, EvalOptions(nodes=2), "placement.mode=partial")
+
+
+@pytest.mark.parametrize("mode", ["colocated", "partial"])
+def test_every_node_has_prompts_and_no_phase_a_trainer(tmp_path: Path, mode: str) -> None:
+    sets = "placement.genrm_gpu_sets=1" if mode == "partial" else "placement.genrm_gpu_sets=0"
+    config = of_run(tmp_path, EvalOptions(nodes=2), f"placement.mode={mode}", sets, gpus=8).config
+    placement = placement_of(config)
+    phases = (placement.sampling, *placement.scoring, placement.training)
+    assert {role for phase in phases for role in phase.values()} == {"rollout", "genrm:judge"}
+    assert all(set(phase) == set(placement.slabs) for phase in phases) and placement.trainer_nodes == (0, 1)
+    assert len(placement.turns) == (mode == "colocated")
+
+
 def test_greedy_sampling_takes_one_sample_unless_more_are_asked_for(tmp_path: Path) -> None:
     assert of_run(tmp_path, EvalOptions(temperature=0)).config.rollout.n == 1
     with pytest.raises(ConfigError, match="at temperature 0 all samples of a prompt are the same"):
@@ -128,6 +158,7 @@ def test_rewards_of_a_model_folder_are_named_by_function_or_file() -> None:
         ({"temperature": float("nan")}, "--temperature: write a number from 0"),
         ({"pass_at": float("nan")}, "--pass-at: write a number"),
         ({"limit": -1}, "--limit: write 1 or more"),
+        ({"nodes": -1}, "--nodes: write 1 or more"),
     ],
 )
 def test_impossible_options_are_refused_by_name(options: dict[str, object], says: str) -> None:
@@ -138,10 +169,11 @@ def test_impossible_options_are_refused_by_name(options: dict[str, object], says
 def test_a_comparison_of_one_sample_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(RUN.replace("{completion}", "{completion_a}{completion_b}").replace(
-        "name: judge,", "name: judge, judging: pairwise,").replace('"(1)"', '"(1)", minimum: 0, maximum: 1')
+        "name: judge,", "name: judge, judging: {by: pairwise},"
+    ).replace('"(1)"', '"(1)", minimum: 0, maximum: 1')
     )  # fmt: skip
     base: RunConfig = load_run_config([path], [])
-    with pytest.raises(ConfigError, match=r"genrms\[0\].judging: pairwise compares completions"):
+    with pytest.raises(ConfigError, match=r"genrms\[0\].judging.by: pairwise compares completions"):
         evaluation_settings(base, EvalOptions(n=1), (), MODEL, 0)
 
 
@@ -163,11 +195,19 @@ def test_data_and_rewards_must_be_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", [
     "trainer.total_iterations=3", "model.path=/x", "launch.nodes=2", "data.weights={a.jsonl: 2}",
-    "data.shuffle=false", "rollout.oversample=2",
+    "data.shuffle=false", "rollout.oversample=2", "run.kind=rl", "run.share=group", "vision.train=all",
+    "preference.beta=0.3", "launch.engine_gpus_per_node=4", "placement.send_changes=true",
 ])  # fmt: skip
 def test_words_that_could_have_no_effect_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=f"{word.partition('=')[0]} has no effect in an evaluation"):
         of_model(word)
+
+
+def test_words_that_say_how_an_evaluation_is_run_arrive() -> None:
+    words = ("run.seed=5", "run.deterministic=true", "launch.node_silence_s=60", "launch.phase_timeout_s=50")
+    config = of_model(*words).config
+    assert (config.run.seed, config.run.deterministic) == (5, True)
+    assert (config.launch.node_silence_s, config.launch.phase_timeout_s) == (60.0, 50.0)
 
 
 def test_a_mistyped_word_is_told_with_its_key() -> None:

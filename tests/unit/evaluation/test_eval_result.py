@@ -3,15 +3,19 @@
 import json
 import resource
 import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from yatt.control.leader.evaluation_work import write_result
 from yatt.control.rollouts.scoring.scoring import NOT_APPLICABLE
+from yatt.core.figures.evaluation import EvalRequest, EvalResult, EvaluatedSample, encoded_result, result_of
 from yatt.errors import ConfigError
-from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, evaluation_settings
-from yatt.evaluation.result import EvalResult, encoded_result, result_of, result_table, write_files
-from yatt.evaluation.samples import EvaluatedSample, EvaluatedSamples
+from yatt.evaluation.request import BareModel, EvalOptions, bare_config, evaluation_settings
+from yatt.evaluation.result import copy_result, result_table
 
 
 def sample(prompt: int, index: int, source: str = "s", **values: object) -> EvaluatedSample:
@@ -22,10 +26,11 @@ def sample(prompt: int, index: int, source: str = "s", **values: object) -> Eval
     return EvaluatedSample(prompt_number=prompt, sample_number=index, data_source=source, **filled)  # type: ignore[arg-type]
 
 
-def settings(n: int = 2) -> EvalSettings:
+def request(out: Path = Path("/out"), model: str = "m") -> EvalRequest:
     bare = BareModel(rewards=("builtin:exact", "builtin:gsm8k"))
-    options = EvalOptions(data=("/d.jsonl",), n=n)
-    return evaluation_settings(bare_config(Path("/m"), bare, options.data), options, (), Path("/m"), 0)
+    options = EvalOptions(data=("/d.jsonl",), n=2)
+    base = bare_config(Path("/m"), bare, options.data)
+    return evaluation_settings(base, options, (), Path("/m"), 0).request(model, None, out)
 
 
 SAMPLES = [
@@ -40,7 +45,7 @@ SAMPLES = [
 
 
 def found() -> EvalResult:
-    return result_of(settings(), EvaluatedSamples(samples=SAMPLES, too_long=3), "m")
+    return result_of(request(), SAMPLES, 3)
 
 
 def test_means_failures_and_pass_rates_are_those_of_their_source() -> None:
@@ -75,48 +80,75 @@ def test_the_table_fits_into_80_columns_and_names_every_source_and_reward() -> N
 
 def test_long_names_are_cut_and_numbers_are_not() -> None:
     long = [sample(0, i, "openai/gsm8k/main/test/of/2021/and/later", scores={"exact": 1.0}) for i in (0, 1)]
-    lines = result_table(result_of(settings(), EvaluatedSamples(samples=long), "m"))
+    lines = result_table(result_of(request(), long, 0))
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("openai/gsm8k") and "~" in lines[1]
     assert lines[1].split()[2] == "1.0000"
 
 
 def test_a_single_source_has_no_second_row_with_the_same_numbers() -> None:
-    lines = result_table(result_of(settings(), EvaluatedSamples(samples=SAMPLES[4:]), "m"))
+    lines = result_table(result_of(request(), SAMPLES[4:], 0))
     assert not any(line.startswith("overall") for line in lines)
 
 
 def test_nothing_scored_is_shown_as_nothing_not_as_zero() -> None:
     lost = [sample(0, i, failed="engine") for i in (0, 1)]
-    result = result_of(settings(), EvaluatedSamples(samples=lost), "m")
+    result = result_of(request(), lost, 0)
     assert result.overall.rewards["exact"].mean is None
     assert result_table(result)[1].split() == ["s", "exact", "-", "-", "2", "-", "-"]
 
 
-def test_files_have_every_sample_and_the_result_as_printed(tmp_path: Path) -> None:
-    write_files(tmp_path / "out", found(), SAMPLES)
-    lines = (tmp_path / "out/samples.jsonl").read_text().splitlines()
-    assert [(json.loads(line)["prompt_number"], json.loads(line)["sample_number"]) for line in lines] == [
-        (each.prompt_number, each.sample_number) for each in SAMPLES
-    ]
-    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(encoded_result(found()))
+def written(
+    folder: Path, samples: Sequence[EvaluatedSample] = SAMPLES, model: str = "m", nodes: int = 1
+) -> Path:
+    """What the leader makes of the files of so many nodes, which have every so many prompts."""
+    (folder / "nodes").mkdir(exist_ok=True)
+    (folder / "nodes/evaluation.json").write_bytes(msgspec.json.encode(request(folder / "out", model)))
+    files = [folder / f"nodes/{index}" for index in range(nodes)]
+    for index, path in enumerate(files):
+        mine = [each for each in samples if each.prompt_number % nodes == index]
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in mine))
+    write_result(folder / "nodes/evaluation.json", files, 3)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_files_have_every_sample_and_the_result_as_printed(tmp_path: Path, nodes: int) -> None:
+    out = written(tmp_path, nodes=nodes)
+    lines = (out / "samples.jsonl").read_bytes().splitlines()
+    assert lines == [msgspec.json.encode(each) for each in SAMPLES]
+    assert json.loads((out / "result.json").read_text()) == json.loads(encoded_result(found()))
 
 
 def test_a_folder_with_an_earlier_result_is_not_touched(tmp_path: Path) -> None:
-    write_files(tmp_path / "out", found(), SAMPLES)
+    """It may be that of an attempt that ended before it could say that it has finished."""
+    out = written(tmp_path)
+    assert written(tmp_path, SAMPLES[:1]) == out
     with pytest.raises(ConfigError, match="exists already and is not an empty folder"):
-        write_files(tmp_path / "out", found(), SAMPLES[:1])
-    assert len((tmp_path / "out/samples.jsonl").read_text().splitlines()) == len(SAMPLES)
+        written(tmp_path, SAMPLES[:1], model="another")
+    assert len((out / "samples.jsonl").read_text().splitlines()) == len(SAMPLES)
 
 
-def test_a_full_disk_leaves_no_half_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_full_disk_leaves_no_half_folder(tmp_path: Path, is_copy: bool) -> None:
+    write: Callable[[], object] = lambda: written(tmp_path)  # noqa: E731
+    if is_copy:
+        (tmp_path / "there").mkdir()
+        there = written(tmp_path / "there")
+        write = lambda: copy_result(there, tmp_path / "out")  # noqa: E731
+    with limited_files(64 if is_copy else 1000), pytest.raises(OSError, match="File too large"):
+        write()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == ({"there"} if is_copy else {"nodes"})
+
+
+@contextmanager
+def limited_files(most_bytes: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-        with pytest.raises(OSError, match="File too large"):
-            write_files(tmp_path / "out", found(), SAMPLES)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, old)
-    assert list(tmp_path.iterdir()) == []

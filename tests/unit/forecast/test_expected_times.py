@@ -13,6 +13,7 @@ from tests.runs import HANG_S
 from tests.unit.forecast.test_memory_plan import config_of
 from yatt.config.schema import PlacementSection
 from yatt.core.gpus.engine_model import EngineSpeed
+from yatt.forecast.memory.fit import memory_plan
 from yatt.forecast.memory.times import (
     HardwareRates,
     TimeInputs,
@@ -20,6 +21,7 @@ from yatt.forecast.memory.times import (
     iteration_times,
     num_engines,
     reading_speed,
+    swapped_bytes,
     train_s,
 )
 from yatt.forecast.time.figures import RunFigures
@@ -44,6 +46,19 @@ def test_passes_and_gpus_count():
     two_steps = train_s(config_of("trainer.mini_batch_size=64"), model, 4096, rates)
     assert two_steps == pytest.approx(once * 5 / 4)  # log-probs before the first step
     assert train_s(config_of("trainer.mini_batch_size=128", "launch.nodes=2"), model, 4096, rates) == once / 2
+
+
+def test_turns_of_policy_and_critic_bring_the_policy_once_more():
+    """Beside what the trainer's sleep costs; the critic comes and goes once with either."""
+    found = recipe("qwen3-8b-ppo")
+    swapped = replace(found.config, critic=replace(found.config.critic, swap=True))
+    plan = memory_plan(swapped, found.models)
+    both, turns = times(found), iteration_times(swapped, found.models, plan, TimeInputs(tokens=1024))
+    more_bytes = found.plan.worst.weights + found.plan.worst.optimizer
+    assert turns.total_s - both.total_s == pytest.approx(more_bytes / HardwareRates().link_bytes_per_s)
+    known = replace(swapped, algorithm=replace(swapped.algorithm, kl_in="loss", kl_coef=0.01))
+    with_it = memory_plan(known, found.models).worst  # a reference leaves with the policy
+    assert swapped_bytes(known, with_it) - swapped_bytes(swapped, plan.worst) == with_it.others.reference > 0
 
 
 def test_a_decoding_step_reads_weights_and_sequences():

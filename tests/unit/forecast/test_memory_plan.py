@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.findings import words_by_key
 from tests.packages import trainer_module
 from tests.runs import HANG_S
 from tests.unit.models.test_seeing import QWEN2_5_7B as QWEN2_5_VL_7B, QWEN3_8B as QWEN3_VL_8B
@@ -23,8 +24,8 @@ from yatt.forecast.memory.trainer import (
     trainer_demand,
 )
 from yatt.models.model import read_model
-from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import OUTPUT
+from yatt.models.towers.tower import trains_parameter
 
 ROOT = Path(__file__).parents[3]
 QWEN3_8B = str(ROOT / "configs/recipes/models/Qwen3-8B")
@@ -62,7 +63,7 @@ def test_scores_of_context_parallel_attention_in_plain_torch_fit_only_where_a_ke
     assert plain.trainer_peak == pytest.approx(fused.trainer_peak, rel=0.05)
     single = plan_of(cp2, "model.spec=torch", "model.dtype=float32")
     assert single.worst.layer > 20 * plain.worst.layer
-    assert "training needs" in dict(memory_faults(single))["trainer"]
+    assert "training needs" in words_by_key(memory_faults(single))["trainer"]
 
 
 def test_a_reference_model_costs_its_weights():
@@ -84,7 +85,7 @@ def test_a_critic_costs_weights_gradients_and_an_optimizer_of_its_own():
     assert found.trainer_peak - plain.trainer_peak == added
     host = found.hosts[0].total - plain.hosts[0].total
     assert host == pytest.approx(8 * (others.critic_weights + others.critic_optimizer), rel=1e-6)
-    assert any("needs" in says for _, says in memory_faults(found)), "two models do not fit on 80 GiB"
+    assert any("needs" in each.says for each in memory_faults(found)), "two models do not fit on 80 GiB"
 
 
 def test_a_critics_optimizer_in_host_memory_is_not_on_the_gpu():
@@ -95,8 +96,20 @@ def test_a_critics_optimizer_in_host_memory_is_not_on_the_gpu():
     assert smaller.critic_optimizer == pytest.approx(here.others.critic_optimizer / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize("more", [(), ("trainer.offload_optimizer=true",), ("algorithm.kl_in=loss",)])
+def test_policy_and_critic_in_turns_need_the_larger_one(more):
+    gae, sgd = "algorithm.adv_estimator=gae", "critic.optimizer={lr: 1.0e-5, kind: sgd, sgd_momentum: 0.0}"
+    for others in ((), (sgd,)):
+        both, found = plan_of(gae, *more, *others), plan_of(gae, "critic.swap=true", *more, *others)
+        assert found.trainer_peak == plan_of(*more).trainer_peak, "the critic has no logits"
+        assert found.worst.others.critic_turn < found.worst.peak < both.worst.peak
+        assert found.hosts == both.hosts
+    policy = plan_of(gae, "critic.swap=true", "optimizer={lr: 1.0e-6, kind: sgd, sgd_momentum: 0.0}").worst
+    assert policy.peak == policy.others.critic_turn, "here the critic is the larger one"
+
+
 def test_an_engine_without_room_for_one_sequence_is_named():
-    faults = dict(memory_faults(plan_of("rollout.gpu_memory_utilization=0.25")))
+    faults = words_by_key(memory_faults(plan_of("rollout.gpu_memory_utilization=0.25")))
     assert "one sequence of 32768 tokens" in faults["rollout.tp_size"]
 
 
@@ -109,7 +122,7 @@ TEXT, SCALAR, TEACHER = (
 def judge_of(section: str):
     config = config_of(f"genrms=[{section}]")
     plan = memory_plan(config, dict.fromkeys(("rollout", "genrm:j"), read_model(QWEN3_8B)))
-    return plan.engines[1], dict(memory_faults(plan))
+    return plan.engines[1], words_by_key(memory_faults(plan))
 
 
 def test_a_scalar_reward_model_has_no_head_of_tokens():
@@ -150,15 +163,17 @@ def test_likeliest_tokens_of_a_teacher_need_memory_of_the_trainer_only():
 
 def test_host_memory_that_is_too_small_is_named():
     plan = plan_of()
-    assert "host memory" in dict(memory_faults(plan, 100 * GIB))["launch.nodes"]
+    assert "host memory" in words_by_key(memory_faults(plan, 100 * GIB))["launch.nodes"]
     (host,) = plan.hosts
     assert host.in_shm == host.weights + host.optimizer < host.total
     (fault,) = memory_faults(plan, 200 * GIB)
-    assert fault[0] == "launch.shm_dir" and "which has 100.0 GiB" in fault[1], "Linux makes it half of memory"
+    assert fault.key == "launch.shm_dir" and "which has 100.0 GiB" in fault.says, (
+        "Linux makes it half of memory"
+    )
     assert not list(memory_faults(plan, 200 * GIB, host.in_shm))
     (fault,) = memory_faults(plan, 0, host.in_shm - 1)
-    assert fault[0] == "launch.shm_dir" and "each trainer node holds" in fault[1]
-    assert "remount,size" in fault[1] and "more nodes" in fault[1]
+    assert fault.key == "launch.shm_dir" and "each trainer node holds" in fault.says
+    assert "remount,size" in fault.says and "more nodes" in fault.says
     assert not list(memory_faults(plan))
 
 
@@ -303,4 +318,4 @@ def test_the_largest_models_fit_where_the_optimizer_comes_in_parts(recipe, layou
     away, here = planned(is_away=True), planned(is_away=False)
     assert away.trainer_peak / GIB == pytest.approx(peak_gib, abs=0.05)
     assert list(memory_faults(away)) == []
-    assert "training needs" in dict(memory_faults(here))["trainer"]
+    assert "training needs" in words_by_key(memory_faults(here))["trainer"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.findings import words_by_key
 from tests.runs import HANG_S
 from tests.unit.forecast.test_memory_plan import LONG, ROOT, config_of
 from yatt.errors import ConfigError
@@ -48,6 +49,24 @@ def test_recomputation_is_nearer_than_another_layout():
     assert nearest(60, "trainer.recompute=none")[1].changes == ("trainer.recompute=full",)
 
 
+def test_turns_of_policy_and_critic_are_nearer_than_recomputation():
+    gae = "algorithm.adv_estimator=gae"
+    assert nearest(60, gae)[1].changes == ("critic.swap=true",)
+    assert nearest(60, gae, "critic.swap=true")[1].changes == ()
+
+
+def test_a_layout_is_named_only_if_the_critic_can_have_it_too():
+    """The policy has 32 heads and the critic 28: of the sizes up to 8, only 8 divides the one alone."""
+    more = "algorithm.adv_estimator=gae", f"critic.path={ROOT}/configs/recipes/models/Qwen2.5-7B-Instruct"
+    changes = nearest(24, *more)[1].changes
+    assert f"{TP}=8" in nearest(24, *more[:1])[1].changes and f"{TP}=8" not in changes
+    wide = config_of(*more, f"{TP}=8")
+    with pytest.raises(
+        ConfigError, match=r"(?s)critic.path: .* does not divide 28 heads.* The nearest layout"
+    ):
+        check_possible(wide, read_model(wide.model.path), 80 * GIB)
+
+
 def test_more_nodes_are_named_only_where_one_is_too_small():
     changes = nearest(40, "launch.gpus_per_node=1", f"{TP}=1")[1].changes
     assert changes[0].startswith("launch.nodes=")
@@ -76,7 +95,7 @@ def test_what_fits_on_no_gpu_is_refused_before_a_start(tmp_path):
 
 
 def test_what_does_not_fit_on_usual_gpus_is_a_note():
-    notes = dict(memory_doubts(config_of(f"{TP}=1")))
+    notes = words_by_key(memory_doubts(config_of(f"{TP}=1")))
     assert (
         "GPUs of 80 GiB" in notes["trainer"]
         and "The nearest layout in which the trainer fits" in notes["trainer"]

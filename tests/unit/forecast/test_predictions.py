@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.prediction import NEVER_S, predicted_seconds
 from yatt.core.gpus.split import believed_s, choose_split
 from yatt.core.gpus.tail import RoleSpeed
 from yatt.forecast.time.groups import Carried, SimulatedGroups, Workload
-from yatt.forecast.time.iterations import batch_demand
-from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSample, SimulatedSetting
+from yatt.forecast.time.iterations import batch_demand, colocated_iterations
+from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSetting
 
 pytestmark = pytest.mark.slow
 JUDGE, CRITIC = "genrm:judge", "genrm:critic"
@@ -37,9 +38,9 @@ FEW_PLACES = {
 
 def draw(
     numbers: random.Random, _: int, *, mean: float, verdicts: dict[str, tuple[float, float]]
-) -> SimulatedSample:
+) -> BatchSample:
     tokens = min(max(numbers.lognormvariate(math.log(mean) - 0.32, 0.8), 16), 8192)
-    return SimulatedSample(tokens, {role: base + each * tokens for role, (base, each) in verdicts.items()})
+    return BatchSample(tokens, {role: base + each * tokens for role, (base, each) in verdicts.items()})
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,41 @@ def test_the_split_that_is_chosen_is_as_good_as_the_best_fixed_one(name):
         split = choose_split([found.split(counts)], found.demand, found.roles, ROLLOUT, found.switch_s)
         chosen = tuple(split[role] for role in found.roles)
         assert simulated_s(name, chosen, True) <= 1.04 * best_s, (counts, chosen)
+
+
+@functools.cache
+def turned_s(name: str) -> float:
+    """Simulated seconds of a batch in turns. The first one, which knows nothing of dropped groups, is left
+    out; chance decides whether groups are missing after the first turns."""
+    found = CASES[name]
+    setting = SimulatedSetting(roles=found.roles, switch_s=found.switch_s)
+    each = colocated_iterations(setting, sum(found.splits[0]), found.work, 1 + 2 * max(found.num, 3), 0)[1:]
+    return statistics.mean(one.seconds for one in each) - found.switch_s  # the last switch is the trainer's
+
+
+def turns_of(found: Case) -> dict[str, int]:
+    return {**dict.fromkeys(found.roles, 0), ROLLOUT: sum(found.splits[0])}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_in_turns_takes_about_what_is_predicted(name):
+    found = CASES[name]
+    seconds = predicted_seconds(turns_of(found), found.demand, found.roles, ROLLOUT, found.switch_s)
+    assert seconds == pytest.approx(turned_s(name), rel=0.15)
+
+
+@pytest.mark.parametrize(("name", "is_faster"), [([*CASES][0], True), ([*CASES][3], False)])  # noqa: RUF015
+def test_roles_take_turns_just_where_the_simulation_is_faster(name, is_faster):
+    """Where groups are dropped, turns take up to twice as long, whatever a switch takes."""
+    found, chosen = CASES[name], {}
+    for switch_s in (0.5, 40.0):
+        before = [found.split(found.splits[0])]
+        split = choose_split(before, found.demand, found.roles, ROLLOUT, switch_s, may_turn=True)
+        chosen[switch_s] = split == turns_of(found)
+    assert chosen == {0.5: is_faster, 40.0: False}
+    num_switches = 1 if is_faster else 0
+    least_s = min(simulated_s(name, counts, True) for counts in found.splits)
+    assert (turned_s(name) - num_switches * (found.switch_s - 0.5) < least_s) == is_faster
 
 
 def test_cases_differ_enough_that_a_wrong_choice_would_be_seen():

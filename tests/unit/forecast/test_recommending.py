@@ -96,7 +96,7 @@ def test_a_dynamic_split_of_the_config_is_simulated_within_its_limits(tmp_path):
     found = recommended_setting(comparison_of(config, figures(config)))
     assert found.own.alternative.is_dynamic
     assert found.own.moves > 0
-    free = config_of(tmp_path, "placement.split=dynamic")
+    free = config_of(tmp_path, dynamic[0], "placement.min_gpu_sets={rollout: 1}")
     known = figures(free, verdicts={JUDGE: 3000.0})
     assert comparison_of(free, known).result(Alternative(free)).split[JUDGE] > 3
     assert comparison_of(config, known).result(Alternative(config)).split[JUDGE] == 3
@@ -105,6 +105,24 @@ def test_a_dynamic_split_of_the_config_is_simulated_within_its_limits(tmp_path):
     for each in others:
         assert each.removed(config) == ["placement.min_gpu_sets", "placement.max_gpu_sets"]
         assert "placement.split=fixed" in each.settings(config)
+
+
+def test_a_dynamic_split_takes_turns_where_a_switch_is_short_and_no_role_has_a_limit(tmp_path):
+    dynamic, even = "placement.split=dynamic", tuple([500.0] * 4)
+    split = {}
+    for switch_s, limits in ((0.5, ""), (60.0, ""), (0.5, "{rollout: 1}")):
+        config = config_of(tmp_path, dynamic, *([f"placement.min_gpu_sets={limits}"] if limits else []))
+        known = figures(config, lengths=even, verdicts={JUDGE: 400.0}, switch_s=switch_s)
+        comparison = comparison_of(config, known)
+        found = comparison.result(Alternative(config))
+        split[switch_s, limits] = found.split
+        if not found.split[JUDGE]:
+            turns = comparison.result(a.as_colocated(config))
+            assert found.iteration_s == pytest.approx(turns.iteration_s, rel=0.02)
+            picture = picture_of(comparison, found)
+            assert {JUDGE, ROLLOUT} <= {span.state for _, spans in picture.rows for span in spans}
+    assert split[0.5, ""] == {ROLLOUT: 8, JUDGE: 0}
+    assert split[60.0, ""][JUDGE] > 0 and split[0.5, "{rollout: 1}"][JUDGE] > 0
 
 
 def test_moves_cost_a_switch_on_nodes_of_their_own_too_but_a_batch_ends_without_one(tmp_path):

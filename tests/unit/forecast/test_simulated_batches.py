@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.prediction import BatchDemand, predicted_seconds
@@ -16,7 +17,6 @@ from yatt.forecast.time.sampling import (
     BatchTrace,
     SimulatedBatch,
     SimulatedOutcome,
-    SimulatedSample,
     SimulatedSetting,
 )
 
@@ -28,12 +28,12 @@ ROLES = {
 NUM_SLABS = 6
 
 
-def draw(numbers: random.Random, _: int) -> SimulatedSample:
+def draw(numbers: random.Random, _: int) -> BatchSample:
     tokens = min(max(numbers.lognormvariate(7.0, 0.8), 16), 8192)
-    return SimulatedSample(tokens, {JUDGE: 600 + 0.15 * tokens})
+    return BatchSample(tokens, {JUDGE: 600 + 0.15 * tokens})
 
 
-def samples_of(seed: int, num: int = 512) -> list[SimulatedSample]:
+def samples_of(seed: int, num: int = 512) -> list[BatchSample]:
     numbers = random.Random(seed)
     return [draw(numbers, 0) for _ in range(num)]
 
@@ -58,7 +58,7 @@ def test_no_token_is_lost_or_made_twice_though_slabs_move(num_judges: int):
 def test_one_completion_takes_its_steps_and_those_of_its_verdict():
     setting = SimulatedSetting(roles=ROLES, switch_s=1.0)
     outcome = SimulatedBatch(setting, {ROLLOUT: 1, JUDGE: 1}, lambda _: ()).run(
-        [SimulatedSample(100, {JUDGE: 50})]
+        [BatchSample(100, {JUDGE: 50})]
     )
     assert outcome.sampled_s == pytest.approx(100 * 17 / 1200)
     assert outcome.seconds == pytest.approx(100 * 17 / 1200 + 50 * 17 / 1760)
@@ -103,7 +103,7 @@ def test_idle_shares_are_those_of_a_case_computed_by_hand():
     """Engines make a token a second: the completion takes 100 s on one of two slabs, its verdict 50 s."""
     roles = {role: RoleSpeed(speed=EngineSpeed(1.0, 0.0), room=1) for role in (ROLLOUT, JUDGE)}
     batch = SimulatedBatch(SimulatedSetting(roles=roles, switch_s=0.0), {ROLLOUT: 2, JUDGE: 1}, lambda _: ())
-    outcome = batch.run([SimulatedSample(100, {JUDGE: 50})])
+    outcome = batch.run([BatchSample(100, {JUDGE: 50})])
     assert outcome.busy_s == pytest.approx({ROLLOUT: 100, JUDGE: 50})
     assert outcome.held_s == pytest.approx({ROLLOUT: 300, JUDGE: 150})
 

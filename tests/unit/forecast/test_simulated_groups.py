@@ -5,21 +5,22 @@ import statistics
 
 import pytest
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.split import RoleSpeed
 from yatt.forecast.time.comparing import track_times
 from yatt.forecast.time.groups import SimulatedGroups, Workload
 from yatt.forecast.time.iterations import colocated_iterations, partial_iterations
-from yatt.forecast.time.sampling import SimulatedSample, SimulatedSetting
+from yatt.forecast.time.sampling import SimulatedSetting
 
 JUDGE = "genrm:judge"
 ROLES = {role: RoleSpeed(speed=EngineSpeed(0.01, 0.001), room=64) for role in (ROLLOUT, JUDGE)}
 SETTING = SimulatedSetting(roles=ROLES, switch_s=5.0)
 
 
-def draw(numbers: random.Random, _: int) -> SimulatedSample:
-    return SimulatedSample(min(max(numbers.lognormvariate(6.0, 1.0), 16), 4096), {JUDGE: 100.0})
+def draw(numbers: random.Random, _: int) -> BatchSample:
+    return BatchSample(min(max(numbers.lognormvariate(6.0, 1.0), 16), 4096), {JUDGE: 100.0})
 
 
 def work(**changes: object) -> Workload:
@@ -45,7 +46,7 @@ def test_a_group_is_not_cut_more_often_than_its_age_allows():
     """One group is much longer than the others: it is cut once, and then awaited."""
     lengths = iter([5000.0] + [10.0] * 10_000)
     one = Workload(
-        draw=lambda _, __: SimulatedSample(next(lengths), {}), num_groups=4, group_size=1, oversample=1.5,
+        draw=lambda _, __: BatchSample(next(lengths), {}), num_groups=4, group_size=1, oversample=1.5,
         max_cuts=1,
     )  # fmt: skip
     alone = SimulatedSetting(roles={ROLLOUT: ROLES[ROLLOUT]}, switch_s=0.0)

@@ -59,7 +59,7 @@ def found(
         settings["model"] = {"path": make_policy(tmp_path / "policy")}
     run = RunFile(tmp_path, {"genrms": genrms, **settings})
     results = check_run(load_run_config([run.write()], []), asks=True)
-    told = [(each.level, each.says) for each in results if each.says.startswith("genrms[")]
+    told = [(each.level, each.in_words()) for each in results if each.in_words().startswith("genrms[")]
     return [each for each in told if "outage_s allow" not in each[1]]
 
 
@@ -116,7 +116,7 @@ def test_a_service_that_refuses_or_is_down_fails_the_check_at_once(
 
 def test_a_ranking_is_read_and_a_judge_of_functions_is_greeted(tmp_path: Path, make: Make) -> None:
     listwise = {
-        "judging": "listwise",
+        "judging": {"by": "listwise"},
         "template": "{prompt}: {completions}",
         "verdict": {"pattern": "([0-9].*)"},
     }
@@ -170,4 +170,6 @@ def test_a_chat_is_shown_as_in_a_run_and_a_row_without_truth_is_said(tmp_path: P
 
 def test_without_a_service_nothing_is_asked(tmp_path: Path) -> None:
     results = check_run(load_run_config([RunFile(tmp_path).write()], []), asks=True)
-    assert ("skip", "no judge was asked: none has api.url") in [(each.level, each.says) for each in results]
+    assert ("skip", "no judge was asked: none has api.url") in [
+        (each.level, each.in_words()) for each in results
+    ]

@@ -46,7 +46,7 @@ def site(folder: Path, text: str = "") -> SiteConfig:
 
 
 def problems(found: list[Finding]) -> list[str]:
-    return [f"{f.level} {f.about}: {f.what} -> {f.cure}" for f in found if f.level != "ok"]
+    return [f"{f.level} {f.key}: {f.says} -> {f.cure}" for f in found if f.level != "ok"]
 
 
 def test_the_captured_cluster_has_one_weakness(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_accounts(tmp_path: Path) -> None:
     def about(text: str, accounts: tuple[str, ...]) -> Finding:
         limits = UserLimits(tuple({"Account": each} for each in accounts))
         found = findings_about(replace(snapshot(config), limits=limits), site(tmp_path, text), ())
-        return next(f for f in found if f.about == "account")
+        return next(f for f in found if f.key == "account")
 
     assert about("account: a", ("a", "b")).level == "ok"
     assert about("account: c", ("a", "b")).cure == "Write account: one of a, b."
@@ -258,7 +258,7 @@ def test_limits_of_the_accounting_database(
     lax = {**ENFORCED, "AccountingStorageEnforce": "associations"}
     assert not list(limit_findings(limits, lax, section, demands))
     found = list(limit_findings(limits, ENFORCED, section, demands))
-    faults = [f.what for f in found if f.level != "ok"]
+    faults = [f.says for f in found if f.level != "ok"]
     assert len(faults) == len(says), faults
     assert all(part in what for part, what in zip(says, faults, strict=True)), faults
     assert {f.level for f in found} <= {"ok", "warn"}, "a job is queued in any case"
@@ -375,7 +375,7 @@ def test_what_a_node_holds_in_memory_is_compared_with_the_filesystem(held, one_m
     found = list(shm_findings(folder, held, is_one_machine=one_machine))
     assert [each.level for each in found] == levels
     if held > 8 << 30:
-        assert "holds 9.0 GiB" in found[0].what and "/dev/shm on this machine has 8.0 GiB" in found[0].what
+        assert "holds 9.0 GiB" in found[0].says and "/dev/shm on this machine has 8.0 GiB" in found[0].says
         assert "remount,size" in found[0].cure and "more nodes" in found[0].cure
     nowhere = replace(folder, problem="it does not exist", size_bytes=0)
     assert not list(shm_findings(nowhere, held, is_one_machine=one_machine))

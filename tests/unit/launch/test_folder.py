@@ -207,3 +207,17 @@ def test_another_users_run_is_not_gone_on_with_unless_they_are_trusted(
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
     with pytest.raises(ConfigError, match=f"of the user {mine}:"):
         open_existing(root)
+
+
+def test_an_export_whose_model_folder_is_gone_names_its_key_and_the_option(tmp_path):
+    """The folder of a policy or critic may be gone when the run is long over."""
+    gone = str(tmp_path / "gone")
+    paths = make_run(
+        tmp_path, algorithm={"adv_estimator": "gae"}, critic={"path": gone}, model={"path": f"{gone}-too"}
+    )
+    source = run_source(paths.root)
+    for is_critic, key in ((True, "critic.path"), (False, "model.path")):
+        with pytest.raises(ConfigError, match=rf"^{key}: .* is now: --model FOLDER\.$"):
+            model_folder(source, None, None, is_critic=is_critic)
+        with pytest.raises(ConfigError, match=r"^--model: .*/empty has no config\.json; name"):
+            model_folder(source, tmp_path / "empty", None, is_critic=is_critic)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.findings import words_by_key
 from tests.tiny_models import make_tokenizer
 from tests.unit.config.test_load import GOOD, mistakes, write
 from yatt.config.doubts import doubtful_settings
@@ -67,7 +68,7 @@ def test_a_scalar_model_is_shown_a_template_or_the_conversation(tmp_path: Path) 
         ("chat: true, template: '{prompt}'", "write one of them."),
         ("chat: true, max_tokens: 6", "max_tokens: has no effect with kind: scalar; remove it."),
         ("chat: true, verdict: {pattern: '(a)'}", "verdict: has no effect with kind: scalar"),
-        ("chat: true, judging: pairwise", "judging: has no effect with kind: scalar"),
+        ("chat: true, judging: {by: pairwise}", "judging: has no effect with kind: scalar"),
         ("chat: true, votes: 2", "votes: has no effect with kind: scalar"),
         ("chat: true, stop: [x]", "stop: has no effect with kind: scalar"),
         ("chat: true, path: f.py", "path: has no effect with kind: scalar"),
@@ -140,7 +141,7 @@ def test_another_temperature_is_told(tmp_path: Path) -> None:
     for temperature, more, is_told in ((0.8, "top_k: 8", True), (1.0, "top_k: 8", False), (0.8, "", False)):
         text = GOOD + f"rollout: {{temperature: {temperature}}}\n" + TEACHER % more
         config = load_run_config([write(tmp_path, text)], [])
-        told = dict(doubtful_settings(config)).get("rollout.temperature", "")
+        told = words_by_key(doubtful_settings(config)).get("rollout.temperature", "")
         assert ("is brought to the teacher at 1, not the saved policy" in told) is is_told
 
 

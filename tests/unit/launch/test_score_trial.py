@@ -78,6 +78,18 @@ def test_a_function_that_fails_on_some_rows_is_told(tmp_path: Path, capfd) -> No
     assert "KeyError: 'label'" in err
 
 
+def test_an_error_of_many_odd_lines_is_told_in_one_short_line_that_can_be_shown(
+    tmp_path: Path, capfd
+) -> None:
+    work = "raise ConnectionError('a\\nb\\x1b[31m\\0\\u202e' + 'x' * 9000)"
+    lines_of(config_of(tmp_path, GOOD.replace("return", f"{work}\n    return")))
+    (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("yatt: note: rewards")]
+    assert "ConnectionError: a b\\x1b[31m\\x00\\u202ex" in told and told.endswith(
+        f"x at {tmp_path}/mine.py:3"
+    )
+    assert told.isprintable() and len(told) < 1000
+
+
 @pytest.mark.parametrize(
     "work",
     [

@@ -10,12 +10,14 @@ from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from tests.unit.launch.test_made_pictures import config_of
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
+from yatt.config.sections.judges import JudgingSection
 from yatt.config.sections.scoring import ApiSection, VerdictSection
 from yatt.errors import ConfigError
 from yatt.genrm.__main__ import genrm_plan
-from yatt.launch.checks.input_trial import ONE_LETTER
 from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.checks.seeing_check import refuse_blind, seeing_notes
+
+SHORTEST = {"prompt": "a", "ground_truth": "a", "data_source": "a", "completion": "a"}
 
 
 def judge(model: str, **values: object) -> GenRMSection:
@@ -45,15 +47,15 @@ def test_a_chat_template_without_pictures_and_a_context_that_is_too_small_are_to
 ) -> None:
     folder = make_seeing_scripted_model(tmp_path / "judge")
     tokenizer = Tokenizer(folder)
-    assert seeing_notes(config, judge(folder, chat=True), "genrms[0]", tokenizer, ONE_LETTER) == []
+    assert seeing_notes(config, judge(folder, chat=True), "genrms[0]", tokenizer, SHORTEST) == []
     small = judge(folder, max_model_tokens=24)
-    (note,) = seeing_notes(config, small, "genrms[0]", tokenizer, ONE_LETTER)
+    (note,) = seeing_notes(config, small, "genrms[0]", tokenizer, SHORTEST)
     assert "a question with the largest picture has" in note and "takes 24 with its answer" in note
     settings = json.loads((Path(folder) / "tokenizer_config.json").read_text())
     template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
     with pytest.raises(ConfigError, match="does not show a picture"):
-        seeing_notes(config, judge(folder, chat=True), "genrms[0]", Tokenizer(folder), ONE_LETTER)
+        seeing_notes(config, judge(folder, chat=True), "genrms[0]", Tokenizer(folder), SHORTEST)
 
 
 def test_a_service_sees_if_there_are_pictures_whatever_its_model_is_called(
@@ -81,8 +83,15 @@ def test_functions_and_services_without_chat_are_refused_by_the_file() -> None:
     [
         ({"sees": "prompt"}, 1),
         ({"sees": "all"}, 1),
-        ({"sees": "all", "judging": "pairwise", "template": "{completion_a}{completion_b}"}, 2),
-        ({"sees": "all", "judging": "listwise", "template": "{completions}"}, 6),
+        (
+            {
+                "sees": "all",
+                "judging": JudgingSection(by="pairwise"),
+                "template": "{completion_a}{completion_b}",
+            },
+            2,
+        ),
+        ({"sees": "all", "judging": JudgingSection(by="listwise"), "template": "{completions}"}, 6),
         ({"sees": "none"}, 0),
     ],
 )

@@ -242,19 +242,19 @@ def step(tmp_path: Path) -> _Step:
 
 
 def test_a_stop_of_any_kind_ends_the_copying(step: _Step) -> None:
-    assert not step._is_stopping()
+    assert not step.ending.is_near()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)  # other threads do not hold it back
-        assert step._is_stopping()
+        assert step.ending.is_near()
     finally:
         signal.sigtimedwait({signal.SIGUSR2}, 10)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-    assert not step._is_stopping()
+    assert not step.ending.is_near()
     write_record(step.paths, 2, STOP, {"reason": "the time limit is near"})
-    assert not step._is_stopping(), "the folder is not looked at all the time"
-    step.looked_s -= STOP_LOOK_S
-    assert step._is_stopping()
+    assert not step.ending.is_near(), "the folder is not looked at all the time"
+    step.ending.looked_s -= STOP_LOOK_S
+    assert step.ending.is_near()
 
 
 @pytest.mark.parametrize(("exit_code", "num_copies"), [(1, 0), (75, 1), (None, 1)])

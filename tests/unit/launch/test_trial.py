@@ -50,7 +50,7 @@ def test_what_the_site_file_asks_for(tmp_path: Path, text: str, asked: str) -> N
 def test_two_good_nodes(tmp_path: Path) -> None:
     found = list(trial_findings(BOTH, site(tmp_path), TRAINER))
     assert [f.level for f in found] == ["ok", "ok"]
-    assert found[0].what == "n1, n2: 4 GPUs each; all nodes reach each other."
+    assert found[0].says == "n1, n2: 4 GPUs each; all nodes reach each other."
 
 
 def test_a_memory_filesystem_that_is_too_small_for_the_run_is_named(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_memory_filesystem_that_is_too_small_for_the_run_is_named(tmp_path: Pa
         faults = [each for each in found if each.level == "fail"]
         assert len(faults) == num
         for fault in faults:
-            assert fault.about == "n1" and "shm_dir: a node of the run holds 9.0 GiB" in fault.what
-            assert "which has 8.0 GiB" in fault.what and "remount,size" in fault.cure
+            assert fault.key == "n1" and "shm_dir: a node of the run holds 9.0 GiB" in fault.says
+            assert "which has 8.0 GiB" in fault.says and "remount,size" in fault.cure
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_memory_filesystem_that_is_too_small_for_the_run_is_named(tmp_path: Pa
 )
 def test_a_node_that_lacks_something(tmp_path: Path, changes, level: str, says: str) -> None:
     trial = replace(BOTH, facts=(GOOD, replace(GOOD, node="n2", **changes)))
-    found = [f for f in trial_findings(trial, site(tmp_path, "cpus_per_node: 8"), TRAINER) if f.about == "n2"]
+    found = [f for f in trial_findings(trial, site(tmp_path, "cpus_per_node: 8"), TRAINER) if f.key == "n2"]
     assert [f.level for f in found] == [level]
-    assert says in found[0].what
+    assert says in found[0].says
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_a_node_that_lacks_something(tmp_path: Path, changes, level: str, says: 
 def test_a_trial_that_went_wrong(tmp_path: Path, trial: Trial, level: str, says: str) -> None:
     found = [f for f in trial_findings(trial, site(tmp_path), TRAINER) if f.level != "ok"]
     assert [f.level for f in found] == [level]
-    assert says in found[0].what
+    assert says in found[0].says

@@ -40,8 +40,8 @@ def test_the_documented_table_is_the_same() -> None:
 
 def test_this_environment_is_the_tested_one(tmp_path: Path) -> None:
     (found,) = findings_here(site(tmp_path))
-    assert (found.level, found.about) == ("ok", "versions")
-    assert all(f"{name} {version}" in found.what for name, version in TESTED.items())
+    assert (found.level, found.key) == ("ok", "versions")
+    assert all(f"{name} {version}" in found.says for name, version in TESTED.items())
 
 
 def test_another_environment_is_not_judged_by_this_one(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_other_and_missing_versions_are_warnings_that_name_both() -> None:
     del seen.packages["transformers"]
     found = list(version_findings("versions", seen))
     assert [f.level for f in found] == ["warn"] * 3
-    assert [f.what for f in found] == [
+    assert [f.says for f in found] == [
         "torch 2.13.1+cu130 is installed; the tests run with 2.13.0.",
         "vllm 0.33.1 is installed; the tests run with 0.32.0.",
         "transformers is not installed; the tests run with 5.19.0.",
@@ -74,7 +74,7 @@ def test_other_and_missing_versions_are_warnings_that_name_both() -> None:
 )
 def test_the_driver_is_compared_with_what_torch_is_built_for(cuda: str, driver: str, needs: str) -> None:
     found = [f for f in version_findings("n1", replace(SAME, cuda=cuda, driver=driver)) if f.level != "ok"]
-    assert [f"which needs {needs}." in f.what for f in found] == ([True] if needs else [])
+    assert [f"which needs {needs}." in f.says for f in found] == ([True] if needs else [])
 
 
 @pytest.mark.parametrize(("text", "version"), [(OPEN, "570.86.15"), (CLOSED, "525.147.05"), ("", "")])
@@ -88,8 +88,8 @@ def test_nodes_with_the_same_versions_are_named_together(tmp_path: Path) -> None
     nodes = [replace(facts, versions=SAME) for facts in BOTH.facts]
     other = replace(GOOD, node="n3", versions=replace(SAME, driver="580.65.06"))
     trial = Trial(facts=(*nodes, other), report=None)
-    found = [f for f in trial_findings(trial, site(tmp_path), TRAINER) if "versions" in f.about]
-    assert [(f.level, f.about) for f in found] == [
+    found = [f for f in trial_findings(trial, site(tmp_path), TRAINER) if "versions" in f.key]
+    assert [(f.level, f.key) for f in found] == [
         ("ok", "versions on n1, n2"), ("ok", "versions on n3"), ("warn", "versions"),
     ]  # fmt: skip
 

@@ -16,7 +16,15 @@ from yatt.config.load import load_resolved
 from yatt.config.site import SiteConfig
 from yatt.launch.attempt import watch
 from yatt.launch.attempt.follower import Followers
-from yatt.launch.attempt.watch import LOOK_NODES, LOOK_S, POLL_S, AttemptWatch
+from yatt.launch.attempt.watch import (
+    LOOK_NODES,
+    LOOK_S,
+    POLL_S,
+    AttemptWatch,
+    LostNodes,
+    NodeRecords,
+    StopRequest,
+)
 from yatt.launch.node.allocation import Allocation
 from yatt.launch.resolve.plan import Component
 
@@ -42,9 +50,11 @@ class Watched:
         part = Component(name="all", first=0, nodes=NODES, gpus_per_node=0)
         names = tuple(f"n{index}" for index in range(NODES))
         held = Allocation(job_id="7", restarts=0, hosts={"all": names}, groups={})
+        parts, slurm, site = (part,), Slurm(), SiteConfig()
         self.watch = AttemptWatch(
-            self.paths, 1, load_resolved(self.paths.config), SiteConfig(), (part,), held, frozenset(),
-            Slurm(), self.signals, Followers(self.paths, print),
+            load_resolved(self.paths.config), site, held,
+            NodeRecords(self.paths, 1, parts, frozenset()), LostNodes(self.paths, 1, parts, held, slurm),
+            StopRequest(self.paths, 1, site, "7", slurm, self.signals), Followers(self.paths, print),
         )  # fmt: skip
 
     def _sleep(self, seconds: float) -> None:
@@ -57,7 +67,7 @@ class Watched:
 
     def run(self, turns: int) -> None:
         """Runs so many turns of the loop; then the step ends."""
-        self.happens[turns] = lambda: self.watch.steps[0].kill() or self.watch.steps[0].wait()
+        self.happens[turns] = lambda: self.watch.steps.running[0].kill() or self.watch.steps.running[0].wait()
         self.watch.run()
 
     def stop_noted(self) -> bool:
@@ -68,7 +78,7 @@ class Watched:
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     found = Watched(tmp_path, monkeypatch)
     yield found
-    for step in found.watch.steps:
+    for step in found.watch.steps.running:
         step.kill()
         step.wait()
 
@@ -87,7 +97,7 @@ def test_a_request_of_others_is_read_within_half_a_second_on_512_nodes(watched: 
     known: list[str] = []
     watched.happens = {
         50: lambda: write_record(watched.paths, 1, STOP, {"reason": "cancelled"}),
-        50 + round(LOOK_S / POLL_S) + 1: lambda: known.append(watched.watch.stop),
+        50 + round(LOOK_S / POLL_S) + 1: lambda: known.append(watched.watch.stop.reason),
     }
     watched.run(60)
     assert known == ["cancelled"]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from yatt.adapters.inputs.media_head import MediaRefused
-from yatt.adapters.node_local.media_file import HEAD_BYTES
+from yatt.adapters.node_local.media_file import HEAD_BYTES, hold_prepared, is_held, release_prepared
 from yatt.adapters.node_local.prepared_media import open_prepared
 from yatt.core.samples.kept_media import NoRoom
+from yatt.media import kept
 from yatt.media.kept import KeptFiles
 
 GRID = (1, 2, 2)
@@ -59,6 +60,63 @@ def test_what_an_order_needs_stays_and_another_order_waits(tmp_path: Path) -> No
             made(files, 1, C)
     with files.order(3):
         assert made(files, 3, C)
+
+
+def test_what_an_engine_is_about_to_open_stays_and_others_wait(tmp_path: Path) -> None:
+    files = KeptFiles(tmp_path, 2 * SIZE)
+    with files.order(1):
+        made(files, 1, A)
+        made(files, 1, B)
+    assert hold_prepared(tmp_path, [A], "node0/1#1") and hold_prepared(tmp_path, [B, A], "node0/2#2")
+    assert not hold_prepared(tmp_path, [A, C], "node0/3#3"), "one of them was evicted: none is held"
+    assert len(names(tmp_path)) == 5
+    with files.order(2), pytest.raises(NoRoom) as refusal:
+        made(files, 2, C)
+    assert not refusal.value.is_final, "engines will have opened them"
+    assert {A, B} < names(tmp_path) and len(names(tmp_path)) == 5
+    KeptFiles(tmp_path, 2 * SIZE)  # a media process that is started again
+    release_prepared(tmp_path, 2, "node0/2#2")
+    with files.order(3):
+        assert made(files, 3, C)
+    assert {A, C} < names(tmp_path), "B is released, A is not"
+    release_prepared(tmp_path, 1, "node0/1#1")
+    assert names(tmp_path) == {A, C}
+
+
+def test_a_file_that_is_held_while_it_is_taken_away_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted mistake: without the second look the engine finds no file, though it was held in time."""
+    files, looks = KeptFiles(tmp_path, 2 * SIZE), list[str]()
+    with files.order(1):
+        made(files, 1, A)
+        made(files, 1, B)
+
+    def look(folder: Path, digest: str) -> bool:
+        found = is_held(folder, digest)
+        if not looks:
+            assert hold_prepared(tmp_path, [A], "node0/1#1"), "between the look and the renaming"
+        looks.append(digest)
+        return found
+
+    monkeypatch.setattr(kept, "is_held", look)
+    with files.order(2):
+        assert made(files, 2, C)
+    assert {A, C} < names(tmp_path) and B not in names(tmp_path), "the next one goes"
+    assert open_prepared(tmp_path, A).grid == GRID and len(names(tmp_path)) == 3
+
+
+def test_a_refused_order_takes_nothing_away(tmp_path: Path) -> None:
+    files = KeptFiles(tmp_path, 3 * SIZE)
+    with files.order(1):
+        made(files, 1, B)
+        made(files, 1, C)
+    with files.order(2):
+        made(files, 2, A)
+    assert hold_prepared(tmp_path, [C], "1") and hold_prepared(tmp_path, [A], "2")
+    with files.order(3), pytest.raises(NoRoom), files.claimed_file(3, "d" * 64):
+        files.keep_file(3, "d" * 64, (1, 2, 4), np.zeros((8, 25), np.uint8))
+    assert {A, B, C} < names(tmp_path) and len(names(tmp_path)) == 5
 
 
 def test_two_threads_make_a_file_once(tmp_path: Path) -> None:

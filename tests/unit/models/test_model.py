@@ -8,7 +8,9 @@ import torch
 import transformers
 
 from tests.tiny_models import make_qwen3
+from yatt.adapters.inputs.model_family import model_of_run
 from yatt.config.load import load_run_config
+from yatt.config.schema import ModelSection
 from yatt.errors import ConfigError
 from yatt.launch.checks.judge_check import check_engine_model
 from yatt.launch.checks.policy_check import check_policy
@@ -269,3 +271,19 @@ def test_windows_that_engines_would_read_otherwise_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         read_model(written(tmp_path, model_type=kind, num_key_value_heads=2, **SIZES, **values))
+
+
+def test_a_refused_model_has_key_and_file_as_values(tmp_path: Path) -> None:
+    """Readers of a config.json know no folder; another key may name it."""
+    for values, file, says in (
+        ({"num_hidden_layers": "2"}, tmp_path / "config.json", "says num_hidden_layers='2'; it needs"),
+        ({"model_type": "bert"}, tmp_path, "architecture 'bert' is not supported; use one of"),
+    ):
+        folder = written(tmp_path, **{"model_type": "qwen3"} | values)
+        for key in ("model.path", "critic.path"):
+            with pytest.raises(ConfigError) as caught:
+                model_of_run(ModelSection(path=folder), key=key)
+            (found,) = caught.value.findings
+            assert (found.key, found.file) == (key, str(file)) and found.says.startswith(says)
+            colon = "" if file.name == "config.json" else ":"
+            assert str(caught.value).startswith(f"{key}: {file}{colon} {says}")

@@ -59,7 +59,7 @@ def test_a_killed_reward_call_is_told_once_in_each_attempt(tmp_path):
     console.update()
     console.close()
     assert out.getvalue().count("reward-n0.1 was killed: a reward call took more than 2 s") == 1
-    assert view.num_killed == 3
+    assert view.story.processes.num_killed == 3
 
 
 def add_samples(run, *lines):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.damage import DAMAGES, a_folder, empty, removed, truncated
 from tests.obs_runs import event, make_run, metrics
-from yatt.adapters.files.lines import Tail, make_ready, read_records
+from yatt.adapters.files.lines import Tail, accept_all, make_ready, read_records
 from yatt.cli import listing
 from yatt.cli.commands import look
 from yatt.cli.commands.log_printing import Chosen, print_logs
@@ -110,7 +110,7 @@ def test_a_huge_line_is_skipped_without_being_held(tmp_path, monkeypatch):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 5000 + b'"}\n{"a": 2}\n')
     assert read_records(path) == ([{"a": 1}, {"a": 2}], 1)
-    tail = Tail(path)
+    tail = Tail(path, accept_all)
     assert (tail.read()[0], tail.skipped) == ([{"a": 1}, {"a": 2}], 1)
 
 
@@ -122,7 +122,7 @@ def test_a_file_cut_anywhere_and_read_as_it_grows_gives_the_same_lines(tmp_path)
         else bytes(chance.randbytes(20)).replace(b"\n", b"?") + b"\n"
         for n in range(200)
     )
-    tail, found = Tail(path), []
+    tail, found = Tail(path, accept_all), []
     for end in [*sorted(chance.sample(range(len(data)), 40)), len(data)]:
         with path.open("ab") as file:
             file.write(data[file.tell() : end])

@@ -48,8 +48,8 @@ def test_the_screen_fits_and_has_no_control_characters(tmp_path, width, height):
     paths = make_run(tmp_path, rows=rows)
     view = open_view(paths.root)
     view.refresh()
-    view.holders = {f"n{i}s0": "trainer\x1b[31m" for i in range(20)}
-    view.waits = {"node0": "a\nb"}
+    view.story.slabs.holders = {f"n{i}s0": "trainer\x1b[31m" for i in range(20)}
+    view.story.saves.waits = {"node0": "a\nb"}
     lines = screen_lines(view, [f"sentence {i} \x07" for i in range(100)], width, height)
     assert len(lines) <= max(height, 1) and all(len(line) <= width for line in lines)
     assert not any(ord(character) < 32 for line in lines for character in line)

@@ -84,8 +84,8 @@ def test_a_lost_node_gives_up_its_slabs_and_is_told_of(tmp_path):
     assert "1 x 2 + 3 x 1 GPUs or slots, disaggregated" in page
     view = RunView(paths, 24)
     view.refresh()
-    assert view.holders == {"n2s0": "rollout"}
-    assert list(view.workers) == ["rollout-n2s0"]
+    assert view.story.slabs.holders == {"n2s0": "rollout"}
+    assert list(view.story.processes.states) == ["rollout-n2s0"]
 
 
 def test_hours_count_the_gpus_of_each_attempt_and_not_those_of_absent_nodes(tmp_path):
@@ -108,6 +108,34 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "default-src 'none'" in page.partition("<title>")[0], "a browser would not run it either"
     assert "\u241b[31m&lt;/pre&gt;" in page and "\ufffd" in page
+
+
+HOSTILE = '</title></svg><script>alert(1)</script>" onload="alert(1)\x1b\x00\ud800' + "w" * 100_000
+
+
+def test_no_text_of_an_event_leaves_its_place_on_the_page(tmp_path):
+    """Names of slabs, holders, phases and workers are drawn too, where no template escapes them."""
+    measured = {"room": 1, "engines": 1, "slabs": 1, "idle": 0.5, "busy_s": 1.0, "held_s": 2.0}
+    roles = {"rollout": measured, f"genrm:{HOSTILE}": measured}
+    loads = [
+        event(9 + each, "batch.load", iteration=each, seconds=9.0, num_samples=2, lengths=[1, 2], verdicts={},
+              roles=roles, switch_s=0, train_s=1.0, kept=1)
+        for each in (1, 2)
+    ]  # fmt: skip
+    events = [
+        event(0, "attempt.start", nodes=1), event(1, "phase.begin", phase=HOSTILE, iteration=1),
+        event(2, "lease.grant", slab=HOSTILE, holder=HOSTILE),
+        event(3, "worker.end", worker=HOSTILE, how=HOSTILE),
+        event(4, "lease.expire", slab=HOSTILE, cause=HOSTILE),
+        event(5, "lease.quarantine", slab="s", cause=HOSTILE),
+        event(6, "batch.begin", iteration=1, policy_version=0), *loads,
+        event(12, "slab.move", slab=HOSTILE, before=HOSTILE, after=HOSTILE, reason=HOSTILE),
+        event(13, "engine.unfit", slab=HOSTILE, holder=HOSTILE, error=HOSTILE),
+        event(20, "attempt.end", exit_code=1, reason=HOSTILE),
+    ]  # fmt: skip
+    page = page_of(make_run(tmp_path, events=events, rows=metrics(3)))
+    assert not re.search(r"<script|<img|\" onload|[\x00-\x08\x0b-\x1f\ud800-\udfff]", page)
+    assert page.count("\u241b") > 10 and "damaged line" not in page and len(page) < 250_000
 
 
 def test_a_sample_of_several_turns_shows_who_said_what(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.obs_runs import event, make_run
+from tests.obs_runs import event, logged, make_run
 from tests.slab_runs import (
     JUDGE,
     MOVING,
@@ -17,31 +17,35 @@ from tests.slab_runs import (
     use,
 )
 from yatt.obs.story.history import read_events
-from yatt.obs.story.slab_events import as_batch_use, as_split_choice, split_in_words
 from yatt.obs.story.slab_history import FLOOR, SPLIT, TAIL, SlabHistory, slab_history
+from yatt.obs.story.slabs_now import split_in_words
+
+
+def event_of(record):
+    (found,) = logged(record)
+    return found.event
 
 
 def history(*events) -> SlabHistory:
-    return slab_history(events)
+    return slab_history(logged(*events))
 
 
 def test_the_bound_is_the_busy_share_of_all_engine_seconds():
-    found = as_batch_use(batch(1, 1, 10.0, roles(3, 1)))
-    assert found is not None
+    found = event_of(batch(1, 1, 10.0, roles(3, 1)))
     assert found.bound_s == pytest.approx(10.0 * (3 * 0.5 + 1) / 4)
 
 
 def test_engines_side_by_side_count_as_much_as_one_that_fills_the_slab():
     narrow = use(1, busy_s=20.0, held_s=40.0, engines=4)
     wide = use(1, busy_s=10.0, held_s=10.0)
-    found = as_batch_use(batch(1, 1, 10.0, {"rollout": narrow, JUDGE: wide}))
-    assert found is not None and found.busy_share == pytest.approx((0.5 + 1) / 2)
+    found = event_of(batch(1, 1, 10.0, {"rollout": narrow, JUDGE: wide}))
+    assert found.busy_share == pytest.approx((0.5 + 1) / 2)
 
 
 def test_without_held_seconds_there_is_no_bound():
     old = {name: {**role, "held_s": None} for name, role in roles(3, 1).items()}
-    found = as_batch_use(batch(1, 1, 10.0, old))
-    assert found is not None and found.bound_s is None and found.roles["rollout"].idle == 0.5
+    found = event_of(batch(1, 1, 10.0, old))
+    assert found.bound_s is None and found.roles["rollout"].idle == 0.5
 
 
 def test_moves_belong_to_the_batch_that_is_sampled_and_have_their_answers():
@@ -123,6 +127,5 @@ def test_an_unfit_engine_without_a_move_is_kept_too():
 
 
 def test_a_change_in_words_names_the_roles_that_change():
-    found = as_split_choice(choice(1, (3, 1), (2, 2), 9.0, 7.5))
-    assert found is not None
+    found = event_of(choice(1, (3, 1), (2, 2), 9.0, 7.5))
     assert split_in_words(found) == "rollout 3 to 2, genrm:judge 1 to 2 (7.5 s predicted instead of 9.0 s)"

@@ -4,19 +4,23 @@ import json
 
 import pytest
 
-from tests.obs_runs import event, make_run
+from tests.obs_runs import event, logged, make_run
 from tests.slab_runs import JUDGE, MOVING, batch, choice, moved, roles, split_move, tail_move, unfit
 from yatt.cli.commands.look import status
 from yatt.obs.page.report import write_report
 from yatt.obs.page.slabs_part import MOST_ROWS, batch_sentences, slabs_part
 from yatt.obs.page.timeline import MAX_SLABS, draw_timeline
 from yatt.obs.story.history import attempts_of, read_events
-from yatt.obs.story.slab_history import slab_history
+from yatt.obs.story.slab_history import SlabHistory, slab_history
 from yatt.obs.story.view import RunView
 
 
+def slab_history_of(events) -> SlabHistory:
+    return slab_history(logged(*events))
+
+
 def said(*events) -> list[str]:
-    found = slab_history(events)
+    found = slab_history_of(events)
     return batch_sentences(found, found.newest())
 
 
@@ -41,13 +45,13 @@ def test_the_sentences_compare_with_no_idle_engine_and_with_the_prediction():
 
 
 def test_a_fixed_split_has_curves_and_no_moves():
-    html = slabs_part(slab_history([batch(1, 1, 10.0, roles(3, 1)), batch(12, 2, 9.0, roles(3, 1, 9.0))]))
+    html = slabs_part(slab_history_of([batch(1, 1, 10.0, roles(3, 1)), batch(12, 2, 9.0, roles(3, 1, 9.0))]))
     assert "Idle share of each role" in html and "GPU sets of each role" in html
     assert "Moves" not in html and "end of the batch" not in html
 
 
 def test_each_move_says_what_it_was_worth_and_what_happened():
-    rows = rows_of(slabs_part(slab_history(MOVING)))
+    rows = rows_of(slabs_part(slab_history_of(MOVING)))
     assert len(rows) == 3, "the slabs of another split are in one row"
     unfit_row, tail_row, split_row = rows
     assert "n1s0" in split_row and "rollout 3 to 2, genrm:judge 1 to 2" in split_row
@@ -60,7 +64,7 @@ def test_each_move_says_what_it_was_worth_and_what_happened():
 
 def test_a_split_that_barriers_carry_out_has_a_row():
     (row,) = rows_of(
-        slabs_part(slab_history([batch(1, 1, 10.0, roles(3, 1)), choice(2, (3, 1), (2, 2), 9.0, 7.5)]))
+        slabs_part(slab_history_of([batch(1, 1, 10.0, roles(3, 1)), choice(2, (3, 1), (2, 2), 9.0, 7.5)]))
     )
     assert "those at the next barriers" in row and "batch 2 is not measured" in row
 
@@ -69,13 +73,13 @@ def test_of_very_many_moves_the_newest_are_shown():
     events = [batch(1, 1, 10.0, roles(3, 1))]
     for number in range(MOST_ROWS + 5):
         events += [tail_move(2 + number, f"n1s{number}"), moved(2.5 + number, f"n1s{number}")]
-    html = slabs_part(slab_history(events))
+    html = slabs_part(slab_history_of(events))
     assert len(rows_of(html)) == MOST_ROWS and "5 older ones are not shown" in html
     assert ">n1s104<" in html and ">n1s4<" not in html
 
 
 def test_engines_that_could_not_be_built_are_a_warning_with_what_they_need():
-    html = slabs_part(slab_history(MOVING))
+    html = slabs_part(slab_history_of(MOVING))
     assert "No engine of genrm:judge could be built on n1s2" in html
     assert "CUDA &lt;out&gt; of memory" in html and "host memory" in html
 
@@ -131,7 +135,7 @@ def grant(at_s: float, slab: str, holder: str, **more):
 def test_while_the_trainer_has_the_slabs_the_split_is_that_of_the_last_batch(tmp_path):
     grants = [grant(1, "n0s0", "rollout"), grant(1, "n0s1", JUDGE), grant(3, "n0s0", "trainer")]
     view = view_of(tmp_path, *grants, choice(4, (1, 1), (1, 1), 3.0, 3.0))
-    assert view.slabs.split() == {"rollout": 1, JUDGE: 1} and view.slabs.change == ""
+    assert view.story.slabs.split() == {"rollout": 1, JUDGE: 1} and view.story.slabs.change == ""
 
 
 def test_slabs_of_a_lost_node_of_quarantine_and_of_an_earlier_attempt_have_no_role(tmp_path):
@@ -139,8 +143,8 @@ def test_slabs_of_a_lost_node_of_quarantine_and_of_an_earlier_attempt_have_no_ro
     bad = event(3, "lease.quarantine", slab="n0s1", cause="memory")
     grants = [grant(1, slab, "rollout") for slab in ("n0s0", "n0s1", "n1s0", "n11s0")]
     view = view_of(tmp_path, *grants, split_move(2, "n0s0"), lost, bad, unfit(3, "n0s0"))
-    assert view.slabs.roles == {"n0s0": "rollout", "n11s0": "rollout"}
-    view.fold(event(5, "attempt.start", attempt=2, nodes=2))
+    assert view.story.slabs.roles == {"n0s0": "rollout", "n11s0": "rollout"}
+    view.story.take(*logged(event(5, "attempt.start", attempt=2, nodes=2)))
     assert view.summary()["split"] == {} and view.summary()["unfit_engines"] == {}
 
 
@@ -155,7 +159,7 @@ def test_errors_of_the_policy_are_counted_and_told_once(tmp_path, capsys):
     view = view_of(tmp_path, *failed)
     assert len([news for news in view.news if "the policy of the split failed" in news]) == 1
     page = write_report(view.paths, None).read_text()
-    assert "The policy of the split failed, 3 times: KeyError(&lt;&#x27;rollout&#x27;&gt;)" in page
+    assert "The policy of the split failed, 3 times: KeyError(&lt;&#39;rollout&#39;&gt;)" in page
     status(view.paths.root, as_json=False)
     assert "its policy failed, 3 times" in capsys.readouterr().out
 

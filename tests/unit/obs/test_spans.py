@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.obs_runs import BEGAN_S, event, make_run
+from tests.obs_runs import BEGAN_S, event, logged, make_run
 from yatt.adapters.run_folder.ledger import COMMITTED, ENDED, STARTED, write_record
 from yatt.core.figures.goodput import RUN, Now, goodput_seconds
 from yatt.obs.story.account import facts_of
@@ -21,8 +21,8 @@ def started(at_s: float, began_s: float, **more) -> dict:
 
 def spans_of(events, facts) -> tuple:
     folds: dict[int, SpanFold] = {}
-    for each in events:
-        folds.setdefault(each["attempt"], SpanFold()).take(each)
+    for each in logged(*events):
+        folds.setdefault(each.attempt, SpanFold()).take(each)
     return tuple(attempt_spans(folds, facts).values())
 
 
@@ -74,7 +74,10 @@ def test_a_job_that_was_submitted_later_waited_since_then():
 
 
 def test_work_until_a_recorded_death_is_wasted_although_no_event_came():
-    events = [event(0, "phase.begin", phase="train", iteration=1, part="prepare"), event(1, "lease.grant")]
+    events = [
+        event(0, "phase.begin", phase="train", iteration=1, part="prepare"),
+        event(1, "lease.grant", slab="n0s0", holder="trainer"),
+    ]
     known = facts(a1=(started(0, 0), {"wall": wall(600), "exit_code": 1}))
     assert spent(events, known) == {"wasted": pytest.approx(600)}
     assert spent(events, {}) == {"wasted": pytest.approx(1)}, "without a record the last event counts"
@@ -83,7 +86,10 @@ def test_work_until_a_recorded_death_is_wasted_although_no_event_came():
 def test_an_attempt_of_which_no_line_is_left_is_known_from_the_ledger():
     known = facts(a1=(started(0, 0), {"wall": wall(40), "committed": 1}), a2=(started(50, 50), {}))
     assert spent(trained(60, 2), known)["start-up"] == pytest.approx(40 + 10)
-    silent = [event(5, "worker.start", node=1), event(9, "worker.end", node=1)]
+    silent = [
+        event(5, "worker.start", node=1, worker="w", pid=1),
+        event(9, "worker.end", node=1, worker="w", how="x"),
+    ]
     assert spent(silent, {}) == {"start-up": pytest.approx(4)}, "only events of another node are left"
 
 

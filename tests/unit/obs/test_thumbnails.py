@@ -50,8 +50,8 @@ def test_a_report_has_small_pictures_and_grey_boxes_with_the_reason(tmp_path: Pa
     )  # fmt: skip
     page = look.report(paths.root, tmp_path / "page.html").read_text()
     shown = found_in(page)
-    assert shown.keys() == {"a&quot;&lt;b&gt;.png", digest}
-    large, small = shown["a&quot;&lt;b&gt;.png"], shown[digest]
+    assert shown.keys() == {"a&#34;&lt;b&gt;.png", digest}
+    large, small = shown["a&#34;&lt;b&gt;.png"], shown[digest]
     assert (large.size, small.size) == ((96, 64), (40, 64)), "96 pixels at most, and none is enlarged"
     assert np.abs(np.asarray(large).astype(int) - pixels(96, 64, 1)).mean() < 5
     boxes = dict(re.findall(r'<span class="thumb" title="([^"]*)">([^<]*)</span>', page))
@@ -64,7 +64,7 @@ def test_a_report_has_small_pictures_and_grey_boxes_with_the_reason(tmp_path: Pa
     assert re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1] == (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     )
-    assert "a&quot;&lt;b&gt;.png, " in page and "<b>.png" not in page
+    assert "a&#34;&lt;b&gt;.png, " in page and "<b>.png" not in page
 
 
 CRASH = """
@@ -115,4 +115,5 @@ def test_a_page_has_a_bounded_number_of_them_newest_first(tmp_path: Path) -> Non
 def test_without_a_maker_and_without_pictures_nothing_is_drawn() -> None:
     assert Thumbnails([], made).drawn(sample()) == ""
     one = sample("a.png")
-    assert Thumbnails([one], None).drawn(one) == '<div class="label">pictures</div><pre>a.png</pre>'
+    drawn = Thumbnails([one], None).drawn(one)
+    assert drawn.split() == ["<div", 'class="label">pictures</div>', "<pre>a.png</pre>"]

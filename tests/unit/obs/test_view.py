@@ -5,7 +5,7 @@ import math
 import random
 from pathlib import Path
 
-from tests.obs_runs import make_run, metrics
+from tests.obs_runs import event, logged, make_run, metrics
 from yatt.cli.commands.look import _print_failure
 from yatt.obs.metrics import STEP, RowFile, completes_draft
 from yatt.obs.story.rows_seen import RowsSeen
@@ -15,8 +15,8 @@ from yatt.paths import RunPaths
 
 def told(*events: dict) -> tuple[RunView, list[str]]:
     view = RunView(RunPaths(Path("/nowhere")), 3)
-    for event in events:
-        view.fold({"attempt": 1, **event})
+    for each in logged(*(event(1, **one) for one in events)):
+        view.news += view.story.take(each)
     return view, view.news
 
 
@@ -39,16 +39,16 @@ def test_who_ended_waits_no_more() -> None:
     view, _ = told(
         wait("trainer-n0r0.1", "EIO"), {"kind": "worker.end", "worker": "trainer-n0r0.1", "how": "killed"}
     )
-    assert not view.waits
+    assert not view.story.saves.waits
     view, _ = told(wait("node0", "EIO"), {"kind": "attempt.start", "attempt": 2, "nodes": 1})
-    assert not view.waits
+    assert not view.story.saves.waits
 
 
 def test_a_worker_that_cannot_be_started_is_told_of_once() -> None:
     delay = {"kind": "worker.delay", "worker": "rollout-n0s0.2", "error": "no memory"}
     view, news = told(delay, delay)
     assert news == ["rollout-n0s0.2 cannot be started: no memory"]
-    assert view.workers["rollout-n0s0"] == "cannot be started yet"
+    assert view.story.processes.states["rollout-n0s0"] == "cannot be started yet"
 
 
 def test_one_of_several_engines_that_expires_is_named_and_the_slab_keeps_its_holder() -> None:
@@ -57,7 +57,7 @@ def test_one_of_several_engines_that_expires_is_named_and_the_slab_keeps_its_hol
         {"kind": "engine.expire", "worker": "rollout-n0s0e1.1", "cause": "rollout was not heard of for 10 s"},
     )
     assert news == ["lease of rollout-n0s0e1.1 expired: rollout was not heard of for 10 s"]
-    assert view.holders == {"n0s0": "rollout"}
+    assert view.story.slabs.holders == {"n0s0": "rollout"}
 
 
 def test_the_engines_of_a_lost_node_are_not_shown_any_more() -> None:
@@ -66,7 +66,7 @@ def test_the_engines_of_a_lost_node_are_not_shown_any_more() -> None:
         *({"kind": "worker.start", "worker": name, "pid": 5} for name in names),
         {"kind": "node.lost", "node": 1, "why": "is gone", "goes_on": True},
     )
-    assert list(view.workers) == ["rollout-n11s0e1"]
+    assert list(view.story.processes.states) == ["rollout-n11s0e1"]
 
 
 def test_a_row_that_a_resume_writes_once_more_is_shown_once(tmp_path):

@@ -143,7 +143,8 @@ def test_a_norm_that_is_not_finite_ends_the_step_before_anything_changes(norm: f
 def test_a_state_whose_step_failed_is_of_no_version(tmp_path: Path) -> None:
     """Whatever is asked of the rank afterwards: it would be stamped as the version before."""
     moment, main = torch.zeros(40), torch.zeros(30)
-    host = host_copy.HostCopy({"state": [main, moment]}, stem=tmp_path / "rank", attempt=1)
+    host = host_copy.HostCopy(tmp_path / "rank", attempt=1)
+    host.add(host_copy.KeptTensors(areas={"state": [main, moment]}))
     reader = SegmentReader(segment_path(tmp_path / "rank", "state"))
     host.keep_away("state")
     host.changed(5)

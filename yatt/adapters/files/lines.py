@@ -11,12 +11,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from yatt.adapters.files.patience import is_passing
 from yatt.plain_files import open_regular
 
 Record = dict[str, Any]
+T = TypeVar("T")
 MAX_LINE_BYTES = 16 << 20
 MOST = 1 << 63
 """Larger integers count as damage; floats cannot represent all of them."""
@@ -32,11 +33,11 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < MOST)
 
 
-class Tail:
+class Tail(Generic[T]):
     """Reads new complete lines of a growing file. Starts again if the file was rewritten.
 
     Args:
-        accept: returns the record to keep, or None for an invalid one.
+        accept: returns what to keep of a record, or None for an invalid one.
 
     Attributes:
         skipped: number of unreadable lines so far, in this file.
@@ -44,7 +45,7 @@ class Tail:
         has_more: whether the last call stopped before the end of the file.
     """
 
-    def __init__(self, path: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
+    def __init__(self, path: Path, accept: Callable[[Record], T | None]) -> None:
         self._path, self._accept = path, accept
         self._offset, self._inode = 0, 0
         self._is_no_file = False
@@ -56,7 +57,7 @@ class Tail:
         """Number of unreadable lines; an unreadable file counts as one."""
         return self._num_skipped + self._is_no_file
 
-    def read(self, most_bytes: int = MOST) -> tuple[list[Record], bool]:
+    def read(self, most_bytes: int = MOST) -> tuple[list[T], bool]:
         """Returns the new lines as records, and whether the file was rewritten.
 
         Args:
@@ -73,13 +74,13 @@ class Tail:
             self._is_no_file = True
             return [], False
 
-    def _read(self, file: BinaryIO, most_bytes: int) -> tuple[list[Record], bool]:
+    def _read(self, file: BinaryIO, most_bytes: int) -> tuple[list[T], bool]:
         found = os.fstat(file.fileno())
         fresh = found.st_ino != self._inode or found.st_size < self._offset
         if fresh:
             self._inode, self._offset, self._num_skipped = found.st_ino, 0, 0
         file.seek(self._offset)
-        records: list[Record] = []
+        records: list[T] = []
         self.has_torn_end, end = False, self._offset + most_bytes
         for line in lines_of(file):
             if line is not None and not line.endswith(b"\n"):
@@ -129,7 +130,7 @@ def last_records(path: Path, num_bytes: int) -> list[Record]:
     return []
 
 
-def parsed_line(line: bytes | None, accept: Callable[[Record], Record | None]) -> tuple[Record | None, int]:
+def parsed_line(line: bytes | None, accept: Callable[[Record], T | None]) -> tuple[T | None, int]:
     """Returns the record of one line, and 1 if any part of the line was damaged. An empty line has neither.
 
     A filesystem that lost its last blocks leaves NUL bytes; text after them on the line is still read.

@@ -17,11 +17,26 @@ T = TypeVar("T")
 PASSING = frozenset(
     getattr(errno, name)
     for name in (
-        "EIO", "ESTALE", "ESHUTDOWN", "ENOSPC", "EDQUOT", "ETIMEDOUT", "EAGAIN", "ENOTCONN", "EHOSTDOWN",
-        "ECONNRESET", "EINTR", "EBUSY", "ENETUNREACH", "EREMOTEIO", "EHOSTUNREACH", "EPROTO",
-        "ENOMEM", "ENFILE",
+        "EIO",
+        "ESTALE",
+        "ESHUTDOWN",
+        "ENOSPC",
+        "EDQUOT",
+        "ETIMEDOUT",
+        "EAGAIN",
+        "ENOTCONN",
+        "EHOSTDOWN",
+        "ECONNRESET",
+        "EINTR",
+        "EBUSY",
+        "ENETUNREACH",
+        "EREMOTEIO",
+        "EHOSTUNREACH",
+        "EPROTO",
+        "ENOMEM",
+        "ENFILE",
     )
-)  # fmt: skip
+)
 """Transient errors of a shared filesystem, or of a machine that is short of resources."""
 
 LIMIT_S = 120.0

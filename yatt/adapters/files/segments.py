@@ -12,8 +12,9 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic
 
-from yatt.adapters.files.lines import Record, Tail, accept_all, last_records
+from yatt.adapters.files.lines import Record, T, Tail, last_records
 
 CHUNK_BYTES = 4 << 20
 """Maximum bytes of lines that a reader holds as records at the same time."""
@@ -87,16 +88,16 @@ class Rotation:
         return found.st_size >= self.most_bytes or not stat.S_ISREG(found.st_mode)
 
 
-class SegmentTail:
+class SegmentTail(Generic[T]):
     """Reads new complete lines of all segments, in order, each line once.
 
     Args:
         accept: see `Tail`.
     """
 
-    def __init__(self, first: Path, accept: Callable[[Record], Record | None] = accept_all) -> None:
+    def __init__(self, first: Path, accept: Callable[[Record], T | None]) -> None:
         self._first, self._accept = first, accept
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, Tail[T]] = {}
         self._done = -1
         self._num_skipped = 0  # in segments that are not read any more
 
@@ -105,7 +106,7 @@ class SegmentTail:
         """Number of unreadable lines so far, including incomplete last lines."""
         return self._num_skipped + sum(tail.skipped + tail.has_torn_end for tail in self._tails.values())
 
-    def batches(self) -> Iterator[list[Record]]:
+    def batches(self) -> Iterator[list[T]]:
         """Yields new records in batches of at most about `CHUNK_BYTES`."""
         there = segments_of(self._first)
         for number, path in there.items():

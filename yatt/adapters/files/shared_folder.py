@@ -148,9 +148,7 @@ class Member:
         return took
 
     def _summary(self) -> Report:
-        results = [
-            json.loads(self._text(f"result-{other}", owner=other)) for other in range(self._count)
-        ]  # fmt: skip
+        results = [json.loads(self._text(f"result-{other}", owner=other)) for other in range(self._count)]
         turns = int(self._text("turns-0", owner=0))
         winners = [sum(turn in result["won"] for result in results) for turn in range(turns)]
         return Report(

@@ -56,30 +56,71 @@ class _Batch:
             num_landed -= len(self.jobs.pop(0).data)
 
 
+class _Queue:
+    """What waits to be written. The lines among it have a limit, beyond which the oldest are dropped."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._num_bytes = most_bytes, 0
+        self.jobs: deque[_Job] = deque()
+        self.num_lost = 0
+
+    def put(self, jobs: list[_Job], num_bytes: int) -> None:
+        """Adds jobs, lines of so many bytes."""
+        self.jobs.extend(jobs)
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._most_bytes:
+            oldest = next((each for each in self.jobs if each.work is None), None)
+            if oldest is None:
+                break
+            self.jobs.remove(oldest)
+            self._num_bytes -= len(oldest.data)
+            self.num_lost += 1
+
+    def take(self) -> _Batch:
+        """Takes the first job, and following lines of the same file. From now on they are not dropped."""
+        first = self.jobs.popleft()
+        batch = [first]
+        while first.path and self.jobs and self.jobs[0].path == first.path and len(batch) < AT_ONCE:
+            batch.append(self.jobs.popleft())
+        self._num_bytes -= sum(len(job.data) for job in batch)
+        return _Batch(batch)
+
+
+@dataclass(slots=True)
+class _Health:
+    """Since when writes fail, and since when the present one lasts, in seconds of the monotonic clock."""
+
+    failing_since_s: float | None = None
+    writing_since_s: float | None = None
+
+    @property
+    def failing_s(self) -> float:
+        """Seconds without a successful write."""
+        now_s, failing_s, writing_s = clock.monotonic_s(), self.failing_since_s, self.writing_since_s
+        if failing_s is not None:
+            return now_s - failing_s
+        return now_s - writing_s if writing_s is not None and now_s - writing_s > HANG_S else 0.0
+
+
 class BackgroundWriter:
     """A thread that appends lines and makes other small writes, in order.
 
     Args:
-        most_bytes: limit of the waiting lines. place: returns the file to append to instead of the given one
-        (`yatt.adapters.files.segments`); called in
-            the thread, before each write.
+        most_bytes: limit of the waiting lines.
+        place: returns the file to append to instead of the given one (`yatt.adapters.files.segments`); called
+            in the thread, before each write.
     """
 
     def __init__(
         self, most_bytes: int = MOST_BYTES, place: Callable[[Path], Path] = lambda path: path
     ) -> None:
-        self._place, self._most_bytes, self._num_bytes = place, most_bytes, 0
-        self._jobs: deque[_Job] = deque()
+        self._place, self._queue, self._health = place, _Queue(most_bytes), _Health()
         self._batch: _Batch | None = None
         lock = threading.Lock()
         self._arrival, self._changed = threading.Condition(lock), threading.Condition(lock)
         """The thread waits for the first, callers of `flush` for the second."""
         self._is_idle = self._is_closing = False
         self._num_flushing = 0
-        self._failing_since_s: float | None = None
-        self._writing_since_s: float | None = None
-        self.num_lost = 0
-        """Number of lines dropped because too many waited, and of writes that failed permanently."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -95,10 +136,12 @@ class BackgroundWriter:
     @property
     def failing_s(self) -> float:
         """Seconds without a successful write, because of errors or a hanging write; 0 if writing works."""
-        now_s, failing_s, writing_s = clock.monotonic_s(), self._failing_since_s, self._writing_since_s
-        if failing_s is not None:
-            return now_s - failing_s
-        return now_s - writing_s if writing_s is not None and now_s - writing_s > HANG_S else 0.0
+        return self._health.failing_s
+
+    @property
+    def num_lost(self) -> int:
+        """Number of lines dropped because too many waited, and of writes that failed permanently."""
+        return self._queue.num_lost
 
     def flush(self, limit_s: float) -> bool:
         """Waits until everything is written; returns False after `limit_s`. Blocks: not for an event loop."""
@@ -106,7 +149,7 @@ class BackgroundWriter:
             self._num_flushing += 1
             self._arrival.notify()
             try:
-                return self._changed.wait_for(lambda: not self._jobs and self._batch is None, limit_s)
+                return self._changed.wait_for(lambda: not self._queue.jobs and self._batch is None, limit_s)
             finally:
                 self._num_flushing -= 1
 
@@ -121,15 +164,7 @@ class BackgroundWriter:
 
     def _put(self, jobs: list[_Job], num_bytes: int) -> None:
         with self._changed:
-            self._jobs.extend(jobs)
-            self._num_bytes += num_bytes
-            while self._num_bytes > self._most_bytes:
-                oldest = next((each for each in self._jobs if each.work is None), None)
-                if oldest is None:
-                    break
-                self._jobs.remove(oldest)
-                self._num_bytes -= len(oldest.data)
-                self.num_lost += 1
+            self._queue.put(jobs, num_bytes)
             if self._is_idle:
                 self._arrival.notify()
 
@@ -138,46 +173,37 @@ class BackgroundWriter:
         while True:
             with self._arrival:
                 self._is_idle = True
-                self._arrival.wait_for(lambda: self._jobs or self._is_closing)
+                self._arrival.wait_for(lambda: self._queue.jobs or self._is_closing)
                 self._is_idle = False
                 if self._is_closing:
                     return
-                num_left = num_left or len(self._jobs)
-                self._batch = self._taken()
+                num_left = num_left or len(self._queue.jobs)
+                self._batch = self._queue.take()
                 num_left = max(0, num_left - len(self._batch.jobs))
             while not self._is_over(self._batch):
-                self._failing_since_s = self._failing_since_s or clock.monotonic_s()
+                self._health.failing_since_s = self._health.failing_since_s or clock.monotonic_s()
                 with self._arrival:
                     if self._arrival.wait_for(lambda: self._is_closing, PAUSE_S):
                         return
-            self._failing_since_s = None
+            self._health.failing_since_s = None
             with self._arrival:
                 self._batch = None
                 self._changed.notify_all()
                 if not num_left:
                     self._arrival.wait_for(lambda: self._num_flushing or self._is_closing, BETWEEN_S)
 
-    def _taken(self) -> _Batch:
-        """Takes the first job, and following lines of the same file. From now on they are not dropped."""
-        first = self._jobs.popleft()
-        batch = [first]
-        while first.path and self._jobs and self._jobs[0].path == first.path and len(batch) < AT_ONCE:
-            batch.append(self._jobs.popleft())
-        self._num_bytes -= sum(len(job.data) for job in batch)
-        return _Batch(batch)
-
     def _is_over(self, batch: _Batch) -> bool:
         """Tries to write the batch; returns True also if it can never be written."""
-        self._writing_since_s = clock.monotonic_s()
+        self._health.writing_since_s = clock.monotonic_s()
         try:
             self._write(batch)
         except OSError:
             return False
         except Exception:  # noqa: BLE001 - logged; the next write must still be made
-            self.num_lost += len(batch.jobs)
+            self._queue.num_lost += len(batch.jobs)
             _LOG.exception("a write of events or metrics failed permanently; it is skipped")
         finally:
-            self._writing_since_s = None
+            self._health.writing_since_s = None
         return True
 
     def _write(self, batch: _Batch) -> None:

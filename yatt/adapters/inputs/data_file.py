@@ -24,7 +24,8 @@ def opened_data(path: Path) -> BufferedReader:
     if not path.is_file():
         made = " It was made when the run was started; `yatt run` with the run file makes it again."
         hint = made if path.parent.suffix == ".data" else ""
-        raise ConfigError(f"{path}: {NO_FILE}. Check data.train_files and data.val_files.{hint}")
+        says = f"{path}: {NO_FILE}. Check data.train_files and data.val_files.{hint}"
+        raise ConfigError(says, missing=str(path))
     try:
         return open_regular(path)
     except OSError as error:

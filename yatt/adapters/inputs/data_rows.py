@@ -37,6 +37,11 @@ class Row:
     """Where rows have completions: what follows the prompt, text or messages; of a pair the preferred one
     first."""
 
+    @property
+    def is_equal_pair(self) -> bool:
+        """Whether nothing can be learnt: both completions of a pair are the same."""
+        return len(self.given) > 1 and self.given[0] == self.given[1]
+
 
 def truth_text(value: Any) -> str:
     """Returns a ground truth as text for templates: text unchanged, anything else as JSON."""
@@ -219,17 +224,13 @@ def _with_given(
     is_chat = _is_chat(prompt) and all(map(_is_answered, found))
     if not prompt or not (is_text or is_chat):
         raise ConfigError(
-            f"{place} needs {_FORMS[data.form].format(prompt=data.prompt_key)}. The row: "
+            f"{place} needs {_FORMS[data.form].format(prompt=data.prompt_key)}{_silent(found)}. The row: "
             f"{value_in_words(raw)}. Correct the row, or make such columns of others with data.map."
         )
     if raw.get(TOOLS):
         raise ConfigError(
             f"{place} has '{TOOLS}', which the chat template is not shown, so calls of them would be learnt "
             "without them. Write them into the system message, and leave the column out (data.map)."
-        )
-    if len(found) > 1 and found[0] == found[1]:
-        raise ConfigError(
-            f"{place}: chosen and rejected are the same, so there is nothing to learn; remove it."
         )
     return prompt, tuple(found)
 
@@ -249,6 +250,13 @@ _FORMS = {
     "text or messages; or 'chosen' and 'rejected' as messages with a common beginning; each ends with a "
     "message of the assistant",
 }
+
+
+def _silent(found: list[Any]) -> str:
+    """Names the first message without content, in words that follow a sentence."""
+    messages = (each for chat in found if isinstance(chat, list) for each in chat)
+    silent = [each for each in messages if isinstance(each, dict) and each.get("content") is None]
+    return f"; a message has no 'content': {value_in_words(silent[0])}" if silent else ""
 
 
 def _is_answered(given: Any) -> bool:

@@ -42,6 +42,7 @@ class RowCounts:
 
     rows: int
     without_truth: int
+    equal_pairs: int = 0
 
 
 def check_rows(
@@ -55,14 +56,15 @@ def check_rows(
     Raises:
         ConfigError: a file is missing or unreadable, or a row cannot be used; names file and row.
     """
-    rows = without_truth = 0
+    rows = without_truth = equal_pairs = 0
     for row, place in read_data_rows(files, data):
         look(rows, row, place)
         rows += 1
         without_truth += row.ground_truth is None
+        equal_pairs += row.is_equal_pair
     if not rows:
         raise ConfigError(f"{', '.join(files)}: no rows. Write files with prompts in data.train_files.")
-    return RowCounts(rows=rows, without_truth=without_truth)
+    return RowCounts(rows=rows, without_truth=without_truth, equal_pairs=equal_pairs)
 
 
 def read_data_rows(
@@ -186,9 +188,14 @@ class RowFiles(RowReader):
     """
 
     def __init__(
-        self, files: tuple[str, ...], data: DataSection, scratch: Path, *,
-        columns: Collection[str] | None = None, limit_s: float = LIMIT_S,
-    ) -> None:  # fmt: skip
+        self,
+        files: tuple[str, ...],
+        data: DataSection,
+        scratch: Path,
+        *,
+        columns: Collection[str] | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
         super().__init__(files, data, scratch)
         self._offsets: list[array[int]] = []  # of lines, and the end; empty for parquet
         counts, digests = [], []

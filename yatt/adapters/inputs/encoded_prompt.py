@@ -119,9 +119,13 @@ def _plain_ids(
 
 
 def encode_question(
-    parts: Sequence[TextPart | None], refs: Sequence[MediaRef], tokens: PictureTokens, tokenizer: Tokenizer,
-    *, is_chat: bool,
-) -> tuple[list[int], tuple[PlacedMedia, ...]]:  # fmt: skip
+    parts: Sequence[TextPart | None],
+    refs: Sequence[MediaRef],
+    tokens: PictureTokens,
+    tokenizer: Tokenizer,
+    *,
+    is_chat: bool,
+) -> tuple[list[int], tuple[PlacedMedia, ...]]:
     """Encodes a question to a GenRM that is shown pictures.
 
     Raises:

@@ -27,18 +27,28 @@ BLOCK_BYTES, MOST_BLOCKS, LEAST_BLOCKS, FOLDER_BLOCKS = 4096, 64, 4, 256
 """Of a larger file: the size of each block, the number of blocks, and that of all files of a folder."""
 
 _TOKENIZER = (
-    "tokenizer.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
     "merges.txt",
-)  # fmt: skip
+)
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _SETTINGS, _TEMPLATE_KEY = "tokenizer_config.json", "chat_template"
 _MODEL_CONFIG = ("config.json", "generation_config.json")
 _WEIGHTS = (".safetensors", ".bin")
 _RUN_TIME_NAMES = ("__import__", "exec", "eval")
 _RUN_TIME_CALLS = (
-    "import_module", "run_path", "run_module", "spec_from_file_location", "exec_module", "load_module",
-    "SourceFileLoader", "addsitedir",
-)  # fmt: skip
+    "import_module",
+    "run_path",
+    "run_module",
+    "spec_from_file_location",
+    "exec_module",
+    "load_module",
+    "SourceFileLoader",
+    "addsitedir",
+)
 """Names that import by a text which only a run of the file knows; the first three not as methods."""
 
 
@@ -46,8 +56,9 @@ def input_rules(config: RunConfig) -> InputRules:
     """Returns what a change of an input costs this run."""
     return InputRules(
         has_reference=config.has_reference or bool(config.algorithm.path),
-        is_deterministic=config.run.deterministic, accepted=frozenset(config.run.accept_changed),
-    )  # fmt: skip
+        is_deterministic=config.run.deterministic,
+        accepted=frozenset(config.run.accept_changed),
+    )
 
 
 def add_input_digests(config: RunConfig, found: dict[str, str]) -> None:
@@ -74,11 +85,12 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Parts]]:
     if config.data.val_files:
         yield inputs.HELD_OUT, partial(_rows, config.data.val_files)
     functions = {
-        inputs.ENVIRONMENT: config.environment.path, inputs.ALGORITHM: config.algorithm.path,
+        inputs.ENVIRONMENT: config.environment.path,
+        inputs.ALGORITHM: config.algorithm.path,
         inputs.FAMILY: config.model.family,
         **{inputs.reward_input(reward.name): reward.path for reward in config.rewards},
         **{inputs.genrm_input(genrm.name, is_model=False): genrm.path for genrm in config.genrms},
-    }  # fmt: skip
+    }
     for name, path in functions.items():
         if path and not path.startswith("builtin:"):
             yield name, partial(_python, Path(path))
@@ -86,6 +98,10 @@ def _inputs(config: RunConfig) -> Iterator[tuple[str, Parts]]:
         if genrm.has_engine:
             yield inputs.genrm_input(genrm.name, is_model=True), partial(_judge, Path(genrm.model))
     yield inputs.WEIGHTS, partial(_weights, model)
+    if config.has_critic and config.critic.path:  # else it begins as the policy
+        critic = Path(config.critic.path)
+        yield inputs.CRITIC_CONFIG, partial(_model_config, critic)
+        yield inputs.CRITIC_WEIGHTS, partial(_weights, critic)
 
 
 def _digest(parts: Iterable[tuple[str, bytes]]) -> str:

@@ -222,9 +222,13 @@ def _bmp(at: At) -> MediaHead:
 
 
 _READERS: dict[bytes, Callable[[At], MediaHead]] = {
-    b"\x89PNG\r\n\x1a\n": _png, b"\xff\xd8\xff": _jpeg, b"RIFF": _webp, b"GIF87a": _gif, b"GIF89a": _gif,
+    b"\x89PNG\r\n\x1a\n": _png,
+    b"\xff\xd8\xff": _jpeg,
+    b"RIFF": _webp,
+    b"GIF87a": _gif,
+    b"GIF89a": _gif,
     b"BM": _bmp,
-}  # fmt: skip
+}
 
 
 def _orientation(data: bytes) -> int:
@@ -249,13 +253,24 @@ def _orientation(data: bytes) -> int:
 # ---- other files --------------------------------------------------------------------------------
 
 _OTHERS: dict[bytes, str] = {
-    b"II*\0": "a TIFF picture", b"MM\0*": "a TIFF picture", b"8BPS": "a Photoshop picture",
-    b"%PDF": "a PDF document", b"\x00\x00\x01\x00": "an icon", b"\xff\x0a": "a JPEG XL picture",
-    b"\x00\x00\x00\x0cJXL ": "a JPEG XL picture", b"\x00\x00\x00\x0cjP  ": "a JPEG 2000 picture",
-    b"\x1a\x45\xdf\xa3": "a video", b"SIMPLE  =": "a FITS picture",
-}  # fmt: skip
-_BRANDS = {b"avif": "an AVIF picture", b"avis": "an AVIF picture", b"heic": "a HEIC picture",
-           b"heix": "a HEIC picture", b"mif1": "a HEIC picture"}  # fmt: skip
+    b"II*\0": "a TIFF picture",
+    b"MM\0*": "a TIFF picture",
+    b"8BPS": "a Photoshop picture",
+    b"%PDF": "a PDF document",
+    b"\x00\x00\x01\x00": "an icon",
+    b"\xff\x0a": "a JPEG XL picture",
+    b"\x00\x00\x00\x0cJXL ": "a JPEG XL picture",
+    b"\x00\x00\x00\x0cjP  ": "a JPEG 2000 picture",
+    b"\x1a\x45\xdf\xa3": "a video",
+    b"SIMPLE  =": "a FITS picture",
+}
+_BRANDS = {
+    b"avif": "an AVIF picture",
+    b"avis": "an AVIF picture",
+    b"heic": "a HEIC picture",
+    b"heix": "a HEIC picture",
+    b"mif1": "a HEIC picture",
+}
 
 
 def _name_fault(first: bytes) -> str:

@@ -1,11 +1,14 @@
 """The run's model: a family that yatt knows, or a user's own from a file."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from yatt.adapters.inputs.tensor_header import read_header
 from yatt.adapters.inputs.user_module import load_module, where_raised
 from yatt.config.schema import ModelSection, RunConfig
-from yatt.errors import ConfigError, words_of
+from yatt.errors import ConfigError, Finding, words_of
+from yatt.models.config_types import MODEL_KEY as MODEL_KEY
 from yatt.models.families import FAMILIES, Family
 from yatt.models.model import Model, model_of, read_config, read_model, with_value_head
 from yatt.models.tensors import turned_shape
@@ -13,8 +16,15 @@ from yatt.models.tensors import turned_shape
 NAME = "family"
 
 
-def model_of_run(section: ModelSection) -> Model:
+def _of_key(key: str, found: Finding) -> Finding:
+    return replace(found, key=key) if found.key == MODEL_KEY else found
+
+
+def model_of_run(section: ModelSection, *, key: str = MODEL_KEY) -> Model:
     """Shape and weight table of the policy.
+
+    Args:
+        key: what gives the folder, for messages.
 
     Raises:
         ConfigError: the family's file cannot be imported or raises, or the model is not supported.
@@ -22,12 +32,14 @@ def model_of_run(section: ModelSection) -> Model:
     own, path = own_family(section), Path(section.family).absolute()
     try:
         return read_model(section.path, own)
-    except (ConfigError, OSError):
+    except OSError:
         raise
+    except ConfigError as error:
+        raise error.with_each(partial(_of_key, key)) from error.__cause__
     except Exception as error:
         if own is None:
             raise
-        raise ConfigError(f"model.family: {where_raised(error, path)}: {words_of(error)}.") from error
+        raise ConfigError(f"{where_raised(error, path)}: {words_of(error)}.", key="model.family") from error
 
 
 def trained_model(config: RunConfig) -> Model:
@@ -48,12 +60,12 @@ def critic_of_run(config: RunConfig) -> Model | None:
     """
     if not config.has_critic:
         return None
-    try:
-        return with_value_head(model_of_run(config.critic_model))
-    except ConfigError as error:
-        if not config.critic.path:
-            raise
-        raise ConfigError(str(error).replace("model.path", "critic.path")) from error.__cause__
+    return with_value_head(model_of_run(config.critic_model, key=critic_key(config)))
+
+
+def critic_key(config: RunConfig) -> str:
+    """The key that names the critic's first folder: without one of its own it begins as the policy."""
+    return "critic.path" if config.critic.path else MODEL_KEY
 
 
 def has_turned_experts(folder: str) -> bool:
@@ -107,5 +119,5 @@ def own_family(section: ModelSection) -> Family | None:
     path = Path(section.family).absolute()
     own = getattr(load_module(path, "model.family"), NAME, None)
     if not isinstance(own, Family):
-        raise ConfigError(f"model.family: {path} has no {NAME} = Family(...); see docs/extending.md.")
+        raise ConfigError(f"{path} has no {NAME} = Family(...); see docs/extending.md.", key="model.family")
     return own

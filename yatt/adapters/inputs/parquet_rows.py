@@ -37,7 +37,7 @@ def parquet_batches(path: Path, columns: Collection[str] | None = None) -> Itera
         found = file.schema_arrow.names
         names = None if columns is None else [name for name in found if name in columns]
         _refuse_doubles(names or found, path)
-        for groups, size in _readings(file.metadata, names):
+        for groups, size in _readings(file.metadata):
             yield from file.iter_batches(batch_size=size, row_groups=groups, columns=names)
 
 
@@ -96,12 +96,12 @@ def without_dictionaries(batch: Any, path: Path) -> Any:
     Raises:
         ConfigError: a value cannot be read.
     """
-    import pyarrow
-
     with _read_as_parquet(path):
-        schema = batch.schema
-        fields = (schema.field(index) for index in range(len(schema)))
-        return batch.cast(pyarrow.schema([field.with_type(_plain_type(field.type)) for field in fields]))
+        for index, field in enumerate(batch.schema):
+            plain = field.with_type(_plain_type(field.type))
+            if plain != field:  # Arrow's cast of a list of objects fails where a key is null in all of them
+                batch = batch.set_column(index, plain, batch.column(index).cast(plain.type))
+        return batch
 
 
 def _plain_type(kind: Any) -> Any:
@@ -177,7 +177,7 @@ def _read_as_parquet(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be read as parquet: {error}.") from error
 
 
-def _readings(metadata: Any, names: list[str] | None) -> Iterator[tuple[list[int], int]]:
+def _readings(metadata: Any) -> Iterator[tuple[list[int], int]]:
     """Yields the row groups of a file that are read together, and how many rows a batch has: groups of
     few rows are joined."""
     groups: list[int] = []
@@ -186,7 +186,7 @@ def _readings(metadata: Any, names: list[str] | None) -> Iterator[tuple[list[int
         group = metadata.row_group(number)
         groups.append(number)
         rows += group.num_rows
-        size += _bytes_of(group, names)
+        size += group.total_byte_size  # of all columns: who asks Arrow about a damaged one loses the process
         if rows >= BATCH_ROWS or size >= BATCH_BYTES:
             yield groups, _batch_rows(rows, size)
             groups, rows, size = [], 0, 0
@@ -196,15 +196,6 @@ def _readings(metadata: Any, names: list[str] | None) -> Iterator[tuple[list[int
 
 def _batch_rows(rows: int, size: int) -> int:
     return min(BATCH_ROWS, max(1, BATCH_BYTES * rows // max(1, size)))
-
-
-def _bytes_of(group: Any, names: list[str] | None) -> int:
-    """Returns the bytes of the read columns of a row group, not compressed; by the file's own statistics."""
-    return sum(
-        int(chunk.total_uncompressed_size)
-        for chunk in map(group.column, range(group.num_columns))
-        if names is None or chunk.path_in_schema.split(".", 1)[0] in names
-    )
 
 
 def _as_rows(batch: Any, path: Path) -> list[dict[str, Any]]:

@@ -20,15 +20,36 @@ MAX_HEADER_BYTES = 100_000_000
 
 LENGTH_BYTES = 8
 ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 """Bytes of an element, by dtype. Source: the format's description, https://huggingface.co/docs/safetensors."""
 
 
-OTHER_DTYPES = frozenset({
-    "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64",
-})  # fmt: skip
+OTHER_DTYPES = frozenset(
+    {
+        "F4",
+        "F6_E2M3",
+        "F6_E3M2",
+        "F8_E8M0",
+        "F8_E4M3FNUZ",
+        "F8_E5M2FNUZ",
+        "U16",
+        "U32",
+        "U64",
+        "C64",
+    }
+)
 """Dtypes that the safetensors library (0.8) knows too; it refuses a file with any other."""
 
 

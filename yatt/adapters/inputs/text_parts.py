@@ -37,11 +37,38 @@ def content_of(content: Content, trust: Callable[[str], str]) -> str | list[dict
     if PICTURE not in texts and not any(part is VIDEO for part in parts):
         return "".join(text for text in texts if text is not None)
     return [
-        {"type": "image"} if text is None
-        else {"type": "video"} if part is VIDEO
+        {"type": "image"}
+        if text is None
+        else {"type": "video"}
+        if part is VIDEO
         else {"type": "text", "text": text}
         for text, part in zip(texts, parts, strict=True)
-    ]  # fmt: skip
+    ]
+
+
+TRIMS: tuple[Callable[[str], str], ...] = (
+    str,
+    str.strip,
+    str.lstrip,
+    str.rstrip,
+    lambda text: text.strip("\n"),
+    lambda text: text.lstrip("\n"),
+)
+"""What published chat templates do to contents."""
+
+
+def trimmed_parts(parts: Sequence[TextPart], text: str) -> list[TextPart] | None:
+    """Returns the parts with contents trimmed so that they are `text` together; None if they cannot be."""
+    found, at = list[TextPart](), 0
+    for part, following in zip(parts, (*parts[1:], TextPart("", True)), strict=True):
+        after = following.text if following.is_trusted else ""
+        trims = TRIMS[:1] if part.is_trusted else TRIMS
+        shown = next((each for trim in trims if text.startswith((each := trim(part.text)) + after, at)), None)
+        if shown is None:
+            return None
+        found.append(TextPart(shown, part.is_trusted))
+        at += len(shown)
+    return found if at == len(text) else None
 
 
 def new_mark() -> str:

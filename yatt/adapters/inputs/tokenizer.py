@@ -31,6 +31,7 @@ from yatt.adapters.inputs.text_parts import (
     content_of,
     is_trusted_match,
     new_mark,
+    trimmed_parts,
     unhidden_parts,
 )
 from yatt.errors import ConfigError, words_of
@@ -40,6 +41,7 @@ from yatt.plain_files import encoding_fault, read_json_object, read_plain, text_
 Chat = list[dict[str, Any]]
 MAX_TOKENIZER_BYTES = 1 << 29
 MOST_IDS = 1 << 31
+TEMPLATE_FILE = "chat_template.jinja"
 
 
 class Tokenizer:
@@ -133,8 +135,9 @@ class Tokenizer:
         texts = hidden.texts.values()
         if any(mark not in marked and text.strip() not in plain for mark, text in hidden.texts.items()):
             raise ConfigError(
-                f"environment.role: the chat template of {self._folder} does not show messages of the role "
-                f"{role}; write another role."
+                f"the chat template of {self._folder} does not show messages of the role {role}; write "
+                "another role.",
+                key="environment.role",
             )
         if "".join(part.text for part in parts) != plain and not any(map(self.has_special, texts)):
             return self.encode_rendered(plain)  # the template trims or inspects the contents
@@ -166,11 +169,10 @@ class Tokenizer:
         render = partial(self.render_chat, add_generation_prompt=add_generation_prompt)
         rendered = render(plain)
         parts = unhidden_parts(render(marked), hidden.texts)
-        if "".join(part.text for part in parts) != rendered and not self._spells_special(
-            hidden.texts.values()
-        ):
-            return [TextPart(rendered, True)]  # the template trims or inspects the contents
-        return parts
+        if (shown := trimmed_parts(parts, rendered)) is not None:
+            return shown
+        inspected = not self._spells_special(hidden.texts.values())  # by the template, and harmless
+        return [TextPart(rendered, True)] if inspected else parts
 
     @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
@@ -223,7 +225,8 @@ class Tokenizer:
         if not self._template_text:
             raise ConfigError(
                 f"{self._folder} has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json); add one, or use prompts that are plain text."
+                "tokenizer_config.json); add one, or use prompts that are plain text.",
+                missing=str(self._folder / TEMPLATE_FILE),
             )
         named = {name: token for name in TOKENS if (token := _token_text(self._config.get(name)))}
         try:
@@ -296,7 +299,8 @@ def _load_fast(root: Path) -> tokenizers.Tokenizer:
     if (data := read_plain(path, MAX_TOKENIZER_BYTES)) is None:
         raise ConfigError(
             f"{root} has no tokenizer.json; save the model's tokenizer there once with "
-            "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)."
+            "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER).",
+            missing=str(path),
         )
     return _fast_of(path, data)
 
@@ -331,7 +335,7 @@ def _token_text(entry: Any) -> str:
 
 
 def _chat_template(root: Path, config: dict[str, Any]) -> str:
-    own_file, place = root / "chat_template.jinja", root / "tokenizer_config.json"
+    own_file, place = root / TEMPLATE_FILE, root / "tokenizer_config.json"
     if (data := read_plain(own_file)) is not None:
         return io.StringIO(text_of(own_file, data), newline=None).read()  # with universal newlines
     entry = config.get("chat_template")

@@ -57,9 +57,11 @@ def _finder_of(folder: str) -> FileFinder:
     ):
         raise ImportError(f"{folder} is no user's folder")
     return FileFinder(
-        folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_FromSource, SOURCE_SUFFIXES),
+        folder,
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (_FromSource, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
-    )  # fmt: skip
+    )
 
 
 def _import_from_source(folder: Path) -> None:
@@ -110,8 +112,9 @@ def _refuse_others_helpers(module: ModuleType, folder: Path, key: str) -> None:
         is_beside = _is_in(known, others) and ((folder / f"{top}.py").exists() or (folder / top).is_dir())
         if is_beside:
             raise ConfigError(
-                f"{key}: {module.__file__} imports '{name}', and got {known.__file__}, which another user's "
-                "file has imported before. Rename one of the two, or put the files into one folder."
+                f"{module.__file__} imports '{name}', and got {known.__file__}, which another user's file "
+                "has imported before. Rename one of the two, or put the files into one folder.",
+                key=key,
             )
 
 
@@ -133,10 +136,11 @@ def load_module(path: Path, key: str) -> ModuleType:
         ConfigError: there is no such file, or it cannot be imported.
     """
     if not path.is_file():
-        raise ConfigError(f"{key}: no file {path}; write the path of a Python file.")
+        says = f"no file {path}; write the path of a Python file."
+        raise ConfigError(says, key=key, missing=str(path))
     spec = importlib.util.spec_from_file_location(_name_of(path), path)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        raise ConfigError(f"{key}: {path} is not a Python file.")
+        raise ConfigError(f"{path} is not a Python file.", key=key)
     spec.loader = _FromSource(spec.name, str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -147,14 +151,17 @@ def load_module(path: Path, key: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}.") from error
+        place = f"{error.filename}:{error.lineno}" if error.filename else str(path)  # none: it has a NUL
+        raise ConfigError(f"{error.msg}.", key=key, file=place) from error
     except SystemExit as error:
         raise ConfigError(
-            f"{key}: {where_raised(error, path)}: loading the file ends the process "
-            f"({words_of(error)}). Leave that to `if __name__ == '__main__':`."
+            f"loading the file ends the process ({words_of(error)}). Leave that to `if __name__ == "
+            "'__main__':`.",
+            key=key,
+            file=where_raised(error, path),
         ) from error
     except Exception as error:
-        raise ConfigError(f"{key}: {where_raised(error, path)}: {words_of(error)}.") from error
+        raise ConfigError(f"{words_of(error)}.", key=key, file=where_raised(error, path)) from error
     _refuse_others_helpers(module, path.parent, key)
     return module
 

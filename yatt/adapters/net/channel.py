@@ -15,19 +15,18 @@ A request is resent until it has arrived, and its deadline counts only time with
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import zmq
 
+from yatt.adapters.net.crowd import Spawned
 from yatt.adapters.net.curve import Socket, receive_now
-from yatt.adapters.net.fence import Fence
+from yatt.adapters.net.fence import Asked, Fence, Outbox
 from yatt.adapters.net.paced_reader import PacedReader
 from yatt.core.requests import delivery
-from yatt.core.requests.delivery import UNWATCHED, Answers, Due, Outgoing, Pending, RequestWatch
+from yatt.core.requests.delivery import UNWATCHED, Answers, Due, RequestWatch
 from yatt.errors import DeadlineExceeded, StaleAttempt, words_of
 from yatt.printable import printable
 from yatt.records import message as m
@@ -38,7 +37,6 @@ from yatt.records.codec import (
     decode_body,
     decode_frame,
     decode_progress,
-    encode_frame,
     encode_notice,
 )
 
@@ -48,9 +46,6 @@ RESEND_S = 3.0
 LEAST_S = 0.05
 KEPT_BYTES = 32 << 20
 """Maximum size of kept answers, for requests that are sent again because the answer was lost."""
-
-COPIED_BYTES = 64 << 10
-"""Larger frames are passed to zmq without a copy, which would cost 8 bytes per token of a batch's samples."""
 
 MOST_AT_ONCE = 256
 """Maximum number of messages that a channel handles per turn of the event loop."""
@@ -63,22 +58,58 @@ Handler = Callable[[str, m.Message], Answer | Awaitable[Answer]]
 ProgressOf = Callable[[str], int]
 """A counter that changes while work makes progress."""
 
-_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-_READABLE = int(zmq.POLLIN)
 
+class _Inbox:
+    """The messages that were read, until they are handled: one callback handles many.
 
-@dataclass(slots=True)
-class _Asked:
-    """A pending request."""
+    Args:
+        ended: done when the channel reads no more; cancelled when it is closed.
+        answer: sends an answer: (sender, seq, answer).
+    """
 
-    future: "asyncio.Future[m.Message]"
-    frame: bytes
-    state: Outgoing
-    limit_s: float
-    resend_s: float
-    watch: RequestWatch
-    planned_s: float = 0.0
-    timer: asyncio.TimerHandle | None = None
+    def __init__(self, ended: "asyncio.Future[None]", answer: Callable[[str, int, Answer], None]) -> None:
+        self._ended, self._answer, self.tasks = ended, answer, Spawned()
+        self.arrived: list[tuple[str, int, m.Message]] = []
+        self.num_passed = 0  # callbacks that have not run
+
+    def serve(self, handler: Handler, progress: ProgressOf) -> None:
+        """Sets what handles the messages."""
+        self._handler, self.progress = handler, progress
+
+    def pass_on(self, *, at_once: bool) -> None:
+        """Has the messages that were read handled, at once or in the next turn of the loop."""
+        if not self.arrived:
+            return
+        arrived, self.arrived = self.arrived, []
+        self.num_passed += 1
+        if at_once:
+            self._handle_all(arrived)
+        else:
+            asyncio.get_running_loop().call_soon(self._handle_all, arrived)
+
+    def _handle_all(self, arrived: list[tuple[str, int, m.Message]]) -> None:
+        self.num_passed -= 1
+        for sender, seq, body in arrived:
+            self._handle(sender, seq, body)
+
+    def _handle(self, sender: str, seq: int, body: m.Message) -> None:
+        if self._ended.cancelled():
+            return
+        try:
+            answer = self._handler(sender, body)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered, or the sender waits
+            answer = _defect(body, error)
+        if answer is None or isinstance(answer, m.Message):
+            self._answer(sender, seq, answer)
+            return
+        self.tasks.spawn(self._answer_later(sender, seq, body, answer))
+
+    async def _answer_later(self, sender: str, seq: int, body: m.Message, answer: Awaitable[Answer]) -> None:
+        try:
+            given = await answer
+        except Exception as error:  # noqa: BLE001 - as in `_handle`
+            given = _defect(body, error)
+        self._answer(sender, seq, given)
 
 
 class Channel:
@@ -96,17 +127,12 @@ class Channel:
         self, socket: Socket, *, attempt: int, handler: Handler | None = None, peer: str = "",
         progress: ProgressOf = lambda _: 0, resend_s: float = RESEND_S,
     ) -> None:  # fmt: skip
-        self._socket, self._peer, self._resend_s = socket, peer, resend_s
-        self._fence, self._seqs = Fence(attempt), Counter[str]()
-        self._asked: Pending[_Asked] = Pending()
-        self._answers = Answers(KEPT_BYTES)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._arrived: list[tuple[str, int, m.Message]] = []
-        """Messages that were read: one callback handles many."""
-        self._num_read = self._num_passed = 0  # messages; such callbacks that have not run
-        self._reader: PacedReader | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._reader: PacedReader | None = None
+        self._fence, self._answers, self._resend_s = Fence(attempt), Answers(KEPT_BYTES), resend_s
+        self._out = Outbox(socket, peer, attempt, self._read_soon)
+        self._in = _Inbox(self._ended, self._answer)
         self.num_dropped = 0
         """Number of invalid frames."""
         self.num_stale = 0
@@ -114,13 +140,11 @@ class Channel:
         if handler is not None:
             self.serve(handler, progress)
 
-    def serve(
-        self, handler: Handler, progress: ProgressOf = lambda _: 0, *, pause_s: float = 0.0
-    ) -> None:  # fmt: skip
+    def serve(self, handler: Handler, progress: ProgressOf = lambda _: 0, *, pause_s: float = 0.0) -> None:
         """Begins to read. Earlier messages wait in the socket. `pause_s`: see `PacedReader`."""
-        self._handler, self._progress = handler, progress
-        self._reader = PacedReader(self._socket.fileno(), self._drain, pause_s)
-        self._loop.call_soon(self._drain)  # the descriptor does not signal earlier messages again
+        self._in.serve(handler, progress)
+        self._reader = PacedReader(self._out.socket.fileno(), self._drain, pause_s)
+        self._read_soon()  # the descriptor does not signal earlier messages again
 
     async def request(
         self, to: str, body: m.Order[A], deadline_s: float, *, token: int = 0,
@@ -138,16 +162,14 @@ class Channel:
             CancelledError: the channel was closed meanwhile.
             Exception: the error given to `fail_waiting` meanwhile.
         """
-        seq = self._next_seq(to)
-        oldest = self._asked.oldest(to, seq)
-        frame = encode_frame(self._fence.attempt, seq, 0, body, token=token, waits_from=oldest)
+        seq, frame = self._out.encode(to, 0, body, token)
         future: asyncio.Future[m.Message] = self._loop.create_future()
         resend_s = min(RESEND_S, deadline_s / 3) if is_probed else self._resend_s
         state = delivery.sent_request(self._loop.time())
-        asked = _Asked(future, frame, state, deadline_s, resend_s, watch)
-        self._asked.add(to, seq, asked)
+        asked = Asked(future, frame, state, deadline_s, resend_s, watch)
+        self._out.asked.add(to, seq, asked)
         try:
-            self._put(to, frame)
+            self._out.put(to, frame)
             if not resend_s:
                 asked.frame = frame = b""  # never resent, so do not keep a batch's samples in memory
             self._arm(to, seq, asked)
@@ -158,7 +180,7 @@ class Channel:
                 f"{to} did not answer {type(body).__name__} within {deadline_s:g} s ({why})"
             ) from None
         finally:
-            self._asked.remove(to, seq)
+            self._out.asked.remove(to, seq)
             if asked.timer is not None:
                 asked.timer.cancel()
 
@@ -169,11 +191,11 @@ class Channel:
     def send(self, to: str, body: m.Message | msgspec.Raw, *, token: int = 0) -> None:
         """Does the same as `tell`; also with a message that was encoded once for several receivers."""
         with contextlib.suppress(zmq.ZMQError):
-            self._put(to, self._encode(to, 0, body, token))
+            self._out.put(to, self._out.encode(to, 0, body, token)[1])
 
     def fail_waiting(self, to: str, error: Exception) -> None:
         """Ends every request to `to` with `error`, because its process has ended."""
-        for asked in self._asked.to(to):
+        for asked in self._out.asked.to(to):
             if not asked.future.done():
                 asked.future.set_exception(error)
 
@@ -183,12 +205,10 @@ class Channel:
             self._reader.close()
         if not self._ended.cancel() and not self._ended.cancelled():
             self._ended.exception()  # retrieved, so that asyncio does not log it
-        for asked in self._asked.every():
+        for asked in self._out.asked.every():
             asked.future.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close(linger=LINGER_MS)
+        await self._in.tasks.end()
+        self._out.socket.close(linger=LINGER_MS)
 
     async def failure(self) -> None:
         """Never returns; raises the error that ended the reading (StaleAttempt, a closed socket)."""
@@ -196,27 +216,7 @@ class Channel:
 
     # ---- sending --------------------------------------------------------------------------------
 
-    def _next_seq(self, to: str) -> int:
-        self._seqs[to] += 1
-        return self._seqs[to]
-
-    def _encode(self, to: str, reply_to: int, body: m.Message | msgspec.Raw, token: int = 0) -> bytes:
-        """Returns a message in a frame that is not a request."""
-        seq = self._next_seq(to)
-        oldest = self._asked.oldest(to, seq)
-        return encode_frame(self._fence.attempt, seq, reply_to, body, token=token, waits_from=oldest)
-
-    def _put(self, to: str, data: bytes) -> None:
-        try:
-            if not self._peer:
-                self._socket.send(to.encode(), _MORE)
-            self._socket.send(data, _NOW, copy=len(data) <= COPIED_BYTES)
-        finally:
-            # Sending can consume the edge-triggered event, so check for incoming frames afterwards.
-            if not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
-                self._loop.call_soon(self._drain)
-
-    def _arm(self, to: str, seq: int, asked: _Asked) -> None:
+    def _arm(self, to: str, seq: int, asked: Asked) -> None:
         """Schedules the next check of the request: resend, or deadline."""
         left_s = max(LEAST_S, asked.limit_s - asked.state.quiet_s)
         is_watched = asked.resend_s or asked.watch.progress
@@ -224,36 +224,42 @@ class Channel:
         asked.timer = self._loop.call_later(asked.planned_s, self._look, to, seq)
 
     def _look(self, to: str, seq: int) -> None:
-        asked = self._asked.get(to, seq)
+        asked = self._out.asked.get(to, seq)
         if asked is None or asked.future.done():
             return
         if asked.watch.progress is not None:
             asked.state = delivery.seen_working(asked.state, asked.watch.progress())
         asked.state, due = delivery.tick(
-            asked.state, self._loop.time(), planned_s=asked.planned_s, resend_s=asked.resend_s,
+            asked.state,
+            self._loop.time(),
+            planned_s=asked.planned_s,
+            resend_s=asked.resend_s,
             limit_s=asked.limit_s,
-        )  # fmt: skip
+        )
         if due is Due.EXPIRED:
             asked.future.set_exception(TimeoutError())
             return
         if due is not Due.NOTHING:
             probe = encode_notice(self._fence.attempt, seq, PROBE)
             with contextlib.suppress(zmq.ZMQError):
-                self._put(to, asked.frame if due is Due.SEND else probe)
+                self._out.put(to, asked.frame if due is Due.SEND else probe)
         self._arm(to, seq, asked)
+
+    def _read_soon(self) -> None:
+        self._loop.call_soon(self._drain)
 
     # ---- receiving ------------------------------------------------------------------------------
 
     def _drain(self) -> bool:
         """Reads all messages, because the descriptor signals only changes; returns whether one was there."""
-        before = self._num_read
         if self._ended.done():
             return False
+        num_read, out = 0, self._out
         try:
             for _ in range(MOST_AT_ONCE):
-                self._take(*receive_now(self._socket, is_server=not self._peer))
-                self._num_read += 1
-            self._loop.call_soon(self._drain)
+                self._take(*receive_now(out.socket, is_server=not out.peer))
+                num_read += 1
+            self._read_soon()
         except zmq.Again:
             pass
         except (zmq.ZMQError, StaleAttempt) as error:
@@ -261,14 +267,14 @@ class Channel:
             self._reader.close()
             self._ended.set_exception(error)
         # A task that waits for an answer which was read goes on before later messages are handled.
-        self._pass_on(at_once=not self._asked and not self._num_passed)
-        return self._num_read > before
+        self._in.pass_on(at_once=not out.asked and not self._in.num_passed)
+        return num_read > 0
 
     def _take(self, identity: bytes, data: bytes, num_more: int) -> None:
         """Handles one frame. An invalid one is only dropped: its sender has the run's keys, and a bug."""
         sender, frame = "", None
         try:
-            sender = self._peer or identity.decode()
+            sender = self._out.peer or identity.decode()
             if num_more:
                 raise ValueError(f"{num_more} parts too many")
             frame = decode_frame(data)
@@ -285,13 +291,13 @@ class Channel:
             return
         self._answers.settle(sender, frame.waits_from)
         if frame.reply_to:
-            asked = self._asked.get(sender, frame.reply_to)
+            asked = self._out.asked.get(sender, frame.reply_to)
             if asked is not None and not asked.future.done():
-                self._pass_on(at_once=False)
+                self._in.pass_on(at_once=False)
                 asked.future.set_result(body)
         else:
             self._answers.begin(sender, frame.seq)
-            self._arrived.append((sender, frame.seq, body))
+            self._in.arrived.append((sender, frame.seq, body))
 
     def _drop(self, sender: str, frame: m.Frame | None, error: Exception) -> None:
         """Counts an invalid frame. A request is answered, or its sender would wait for its deadline. Its seq
@@ -301,11 +307,11 @@ class Channel:
             _LOG.warning("dropped %d invalid frames; the last: %s", self.num_dropped, error)
         if frame is None or frame.attempt != self._fence.attempt or frame.reply_to:
             return
-        if not self._seqs[sender]:  # unknown sender: every process of the run was sent something before
+        if not self._out.seqs[sender]:  # unknown sender: every process of the run was sent something before
             return
         failed = m.Failed(error=f"the request is not a valid message: {printable(str(error))}")
         with contextlib.suppress(zmq.ZMQError):
-            self._put(sender, self._encode(sender, frame.seq, failed))
+            self._out.put(sender, self._out.encode(sender, frame.seq, failed)[1])
 
     def _notice(self, sender: str, frame: m.Frame, progress: int) -> None:
         """Handles a notice: the receiver's report on our request, or a sender's query about its own."""
@@ -314,7 +320,7 @@ class Channel:
         if frame.reply_to == PROBE:
             self._say_what_is_known(sender, frame.seq)
             return
-        asked = self._asked.get(sender, frame.seq)
+        asked = self._out.asked.get(sender, frame.seq)
         if asked is None:
             return
         if frame.reply_to != WORKING:
@@ -332,60 +338,23 @@ class Channel:
         """Answers a repeated request, or a query about it."""
         answer, attempt = self._answers.answer(sender, seq), self._fence.attempt
         if answer is None and self._answers.is_working(sender, seq):
-            answer = encode_notice(attempt, seq, WORKING, self._progress(sender))
+            answer = encode_notice(attempt, seq, WORKING, self._in.progress(sender))
         with contextlib.suppress(zmq.ZMQError):
-            self._put(sender, answer or encode_notice(attempt, seq, UNKNOWN))
-
-    def _pass_on(self, *, at_once: bool) -> None:
-        """Has the messages that were read handled, at once or in the next turn of the loop."""
-        if not self._arrived:
-            return
-        arrived, self._arrived = self._arrived, []
-        self._num_passed += 1
-        if at_once:
-            self._handle_all(arrived)
-        else:
-            self._loop.call_soon(self._handle_all, arrived)
-
-    def _handle_all(self, arrived: list[tuple[str, int, m.Message]]) -> None:
-        self._num_passed -= 1
-        for sender, seq, body in arrived:
-            self._handle(sender, seq, body)
-
-    def _handle(self, sender: str, seq: int, body: m.Message) -> None:
-        if self._ended.cancelled():
-            return
-        try:
-            answer = self._handler(sender, body)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered, or the sender waits
-            answer = _defect(body, error)
-        if answer is None or isinstance(answer, m.Message):
-            self._answer(sender, seq, answer)
-            return
-        task = self._loop.create_task(self._answer_later(sender, seq, body, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer_later(self, sender: str, seq: int, body: m.Message, answer: Awaitable[Answer]) -> None:
-        try:
-            given = await answer
-        except Exception as error:  # noqa: BLE001 - as in `_handle`
-            given = _defect(body, error)
-        self._answer(sender, seq, given)
+            self._out.put(sender, answer or encode_notice(attempt, seq, UNKNOWN))
 
     def _encoded(self, sender: str, seq: int, answer: m.Message) -> bytes:
         """Encodes an answer; replaces one that cannot be encoded (a lone surrogate) by an error."""
         try:
-            return self._encode(sender, seq, answer)
+            return self._out.encode(sender, seq, answer)[1]
         except Exception as error:  # noqa: BLE001 - or the sender would wait forever
-            return self._encode(sender, seq, _defect(answer, error))
+            return self._out.encode(sender, seq, _defect(answer, error))[1]
 
     def _answer(self, sender: str, seq: int, answer: Answer) -> None:
         frame = None
         if answer is not None:
             frame = self._encoded(sender, seq, answer)
             with contextlib.suppress(zmq.ZMQError):
-                self._put(sender, frame)
+                self._out.put(sender, frame)
         for gone_sender, gone_seq in self._answers.end(sender, seq, frame if self._resend_s else None):
             self._fence.forget(gone_sender, gone_seq)
 

@@ -1,4 +1,4 @@
-"""Awaits the ends of many tasks one by one; asyncio.wait would cost O(number of tasks) each time."""
+"""Sets of running tasks: of which each end is awaited, and of which none is."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Crowd:
-    """A set of running tasks."""
+    """Tasks whose ends are awaited one by one; asyncio.wait would cost O(number of tasks) each time."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,4 +31,27 @@ class Crowd:
         """Cancels all tasks and waits for their end."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Spawned:
+    """Tasks whose ends nobody awaits. They are held here until then: asyncio itself does not."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` in a task of its own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Cancels all that run."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def end(self) -> None:
+        """Cancels all that run, and waits for their end."""
+        self.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,8 +1,25 @@
-"""Drops frames of older attempts and repeated frames, so that a message delivered twice is handled once."""
+"""The numbers of frames: what is sent has an attempt and a seq; frames of older attempts, and repeated ones,
+are dropped, so that a message delivered twice is handled once."""
 
-from yatt.core.requests.delivery import DuplicateFilter
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from yatt.adapters.net.curve import Socket
+from yatt.core.requests.delivery import DuplicateFilter, Outgoing, Pending, RequestWatch
 from yatt.errors import StaleAttempt
 from yatt.records import message as m
+from yatt.records.codec import encode_frame
+
+COPIED_BYTES = 64 << 10
+"""Larger frames are passed to zmq without a copy, which would cost 8 bytes per token of a batch's samples."""
+
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE = int(zmq.POLLIN)
 
 
 class Fence:
@@ -38,3 +55,55 @@ class Fence:
     def forget(self, sender: str, seq: int) -> None:
         """Allows this frame of the sender once more."""
         self._seen.setdefault(sender, DuplicateFilter()).forget(seq)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A pending request."""
+
+    future: "asyncio.Future[m.Message]"
+    frame: bytes
+    state: Outgoing
+    limit_s: float
+    resend_s: float
+    watch: RequestWatch
+    planned_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+
+
+class Outbox:
+    """Numbers and sends the frames of one socket. Each says from which request on an answer is waited for.
+
+    Args:
+        peer: name of the other end of a client socket; empty for a server socket, which has many.
+        readable: called when frames may have come.
+    """
+
+    def __init__(self, socket: Socket, peer: str, attempt: int, readable: Callable[[], None]) -> None:
+        self.socket, self.peer, self._attempt, self._readable = socket, peer, attempt, readable
+        self.seqs = Counter[str]()
+        self.asked: Pending[Asked] = Pending()
+
+    def encode(
+        self, to: str, reply_to: int, body: m.Message | msgspec.Raw, token: int = 0
+    ) -> tuple[int, bytes]:
+        """Returns a message's seq and its frame."""
+        self.seqs[to] += 1
+        seq = self.seqs[to]
+        oldest = self.asked.oldest(to, seq)
+        return seq, encode_frame(self._attempt, seq, reply_to, body, token=token, waits_from=oldest)
+
+    def put(self, to: str, data: bytes) -> None:
+        """Sends a frame.
+
+        Raises:
+            zmq.ZMQError: it cannot be sent now.
+        """
+        try:
+            if not self.peer:
+                self.socket.send(to.encode(), _MORE)
+            self.socket.send(data, _NOW, copy=len(data) <= COPIED_BYTES)
+        finally:
+            # Sending can consume the edge-triggered event, so check for incoming frames afterwards.
+            if not self.socket.closed and int(self.socket.get(zmq.EVENTS)) & _READABLE:
+                self._readable()

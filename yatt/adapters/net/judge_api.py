@@ -16,26 +16,27 @@ import itertools
 import json
 import os
 import random
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from yatt import clock
 from yatt.config.schema import GenRMSection
+from yatt.core.requests.answers import MOST_ALTERNATIVES, read_answer, refuses_logprobs
+from yatt.core.requests.bodies import Content as Content, message_content, without_quotes
 from yatt.core.requests.outage import Outage
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.records import message as m
-from yatt.records.judged import REFUSED, Said
+from yatt.records.judged import LOGPROBS_REFUSED, LOGPROBS_UNREADABLE, REFUSED, Said
 
 if TYPE_CHECKING:
     import httpx
 
-MOST_BYTES = 4 << 20
-"""Longest answer that is read."""
+MOST_BYTES, LISTED_BYTES, MOST_LISTED_BYTES = 4 << 20, 4096, 32 << 20
+"""Longest answer that is read; what log-probs add to it for each token, and its most with them."""
 
 MOST_WAIT_S = 300.0
 """Longest wait before a retry, whatever the service asks for."""
@@ -50,27 +51,20 @@ BUSY = frozenset({408, 429, 502, 503, 504, *range(520, 528), 529, 530})
 """Status codes of a service that is down or takes no more requests, or of a proxy before it. Another 5xx may
 concern only its text."""
 
+NOT_GIVEN = frozenset({400, 403, 404, 405, 415, 422, 501})
+"""Status codes that a service without log-probs may have for a request for them."""
+
 NOT_TAKEN = {
     400: "if it takes no pictures, write sees: none", 413: "lower api.most_bytes or media.most_per_prompt",
     415: "if it takes no pictures, write sees: none", 422: "if it takes no pictures, write sees: none",
 }  # fmt: skip
 """Status codes that a question may have because of its pictures."""
 
-Content = str | Sequence[str | None]
-"""A question: text, or pieces of text with None in place of each picture."""
-
 OpenPictures = Callable[[], Awaitable[Sequence[memoryview]]]
 """Gives the JPEG files of a question's pictures; called for each try, so that none is held between them."""
 
 SLICE_BYTES = 3 << 16
 """Bytes of a picture that are encoded at once: a multiple of three."""
-
-LEAST_QUOTE = 32
-_LETTERS = re.compile(rf"[A-Za-z0-9+/]{{{LEAST_QUOTE},}}={{0,2}}")
-"""What may be quoted of a picture in base64."""
-
-MOST_QUOTES = 64
-"""Quotes of an answer that are looked up in pictures; of one with more, all are taken for quotes."""
 
 MOST_DOUBLINGS = 6
 
@@ -84,12 +78,11 @@ def check_api(genrm: GenRMSection, key: str) -> None:
         ConfigError: the key is not in the environment, or verdict.choices, which the API does not have.
     """
     if genrm.api.key_env and not _key(genrm):
-        raise ConfigError(
-            f"{key}.key_env: the environment has no {genrm.api.key_env}; export it before yatt starts."
-        )
+        says = f"the environment has no {genrm.api.key_env}; export it before yatt starts."
+        raise ConfigError(says, key=f"{key}.key_env")
     _check_key(genrm, key)
     if genrm.verdict.choices:
-        raise ConfigError(f"{key}: the API has no choices; write verdict.pattern or verdict.json_schema.")
+        raise ConfigError("the API has no choices; write verdict.pattern or verdict.json_schema.", key=key)
 
 
 def _key(genrm: GenRMSection) -> str:
@@ -99,9 +92,19 @@ def _key(genrm: GenRMSection) -> str:
 def _check_key(genrm: GenRMSection, key: str) -> None:
     """Refuses a key that no HTTP header can have: libraries quote the headers that they refuse."""
     if not all("!" <= letter <= "~" for letter in _key(genrm)):
-        raise ConfigError(
-            f"{key}.key_env: {genrm.api.key_env} has a line break, a space or a character outside of ASCII."
-        )
+        says = f"{genrm.api.key_env} has a line break, a space or a character outside of ASCII."
+        raise ConfigError(says, key=f"{key}.key_env")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request: its body, with `mark` in place of each picture's bytes, and the longest answer that is
+    read."""
+
+    body: dict[str, Any]
+    mark: str
+    wants_logprobs: bool
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,29 @@ class _Tried:
     wait_s: float = 0.0
     is_silent: bool = False
     is_timeout: bool = False
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Times of requests at a rate.
+
+    Attributes:
+        interval_s: least seconds between two; 0: no limit.
+        next_s: earliest time of the next one.
+    """
+
+    interval_s: float
+    next_s: float = 0.0
+
+    def take(self, now_s: float) -> float:
+        """Returns the time of one more request."""
+        at_s = max(now_s, self.next_s)
+        self.next_s = at_s + self.interval_s
+        return at_s
+
+    def pause(self, until_s: float) -> None:
+        """No request before this time."""
+        self.next_s = max(self.next_s, until_s)
 
 
 class JudgeApi:
@@ -141,8 +167,7 @@ class JudgeApi:
         self._requests = itertools.count(1)
         self._url = f"{api.url.rstrip('/')}/chat/completions"
         per_minute = api.requests_per_minute / num_nodes
-        self._interval_s = 60 / per_minute if per_minute else 0.0
-        self._next_s = 0.0
+        self._pace = _Pace(60 / per_minute if per_minute else 0.0)
         self._room = asyncio.Semaphore(api.max_concurrency)
         _check_key(genrm, f"genrms[{genrm.name}].api")
         self._secret = _key(genrm)
@@ -161,26 +186,39 @@ class JudgeApi:
         return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=is_private)
 
     async def complete(
-        self, content: Content, ask: m.Ask, structure: str, pictures: OpenPictures | None = None
+        self,
+        content: Content,
+        ask: m.Ask,
+        structure: str,
+        pictures: OpenPictures | None = None,
+        *,
+        wants_logprobs: bool = False,
     ) -> Said:
         """Returns the service's answer to one user message.
 
         Args:
             structure: as in `m.SampleRequest.structure`.
             pictures: those that stand in the content.
+            wants_logprobs: the answer has `listed` tokens, or `lacks_logprobs` says why it has none.
 
         Raises:
             WorkerFailed: there was none, after the retries.
         """
         mark = secrets.token_hex(16)
-        body, tries, begun_s = self._body(content, mark, ask, structure), 0, list[float]()
+        asked = _Asked(
+            body=self._body(content, mark, ask, structure, wants_logprobs=wants_logprobs),
+            mark=mark,
+            wants_logprobs=wants_logprobs,
+            most_bytes=MOST_BYTES + min(LISTED_BYTES * ask.max_tokens, MOST_LISTED_BYTES) * wants_logprobs,
+        )
+        tries, begun_s = 0, list[float]()
         request = next(self._requests)
         while True:
             async with self._room:
                 await self._turn()
                 files = await pictures() if pictures is not None else ()
                 begun_s = [*begun_s[-1:], clock.monotonic_s()]
-                tried = await self._try(body, mark, files)
+                tried = await self._try(asked, files)
                 del files
             self._note(tried, begun_s[-1], request)
             if tried.said is not None:
@@ -212,9 +250,11 @@ class JudgeApi:
             self._say(tried.why)
         return waits
 
-    def _body(self, content: Content, mark: str, ask: m.Ask, structure: str) -> dict[str, Any]:
+    def _body(
+        self, content: Content, mark: str, ask: m.Ask, structure: str, *, wants_logprobs: bool
+    ) -> dict[str, Any]:
         """Returns the body, with `mark` in place of each picture's bytes."""
-        message = {"role": "user", "content": _message_content(content, mark)}
+        message = {"role": "user", "content": message_content(content, mark)}
         body: dict[str, Any] = {
             "model": self._genrm.model, "messages": [message],
             "max_tokens": ask.max_tokens, "temperature": ask.temperature, "seed": ask.seed,
@@ -224,23 +264,24 @@ class JudgeApi:
         if structure:
             schema = {"name": "verdict", "schema": json.loads(structure)["json"], "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if wants_logprobs:
+            body |= {"logprobs": True, "top_logprobs": MOST_ALTERNATIVES}
         body |= self._genrm.api.body_fields
         return {key: value for key, value in body.items() if value is not None}
 
     async def _turn(self) -> None:
         """Waits until the rate limit allows one more request."""
         now_s = clock.monotonic_s()
-        at_s = max(now_s, self._next_s)
-        self._next_s = at_s + self._interval_s
+        at_s = self._pace.take(now_s)
         if at_s > now_s:
             await asyncio.sleep(at_s - now_s)
 
-    async def _try(self, body: dict[str, Any], mark: str, files: Sequence[memoryview]) -> "_Tried":
+    async def _try(self, asked: "_Asked", files: Sequence[memoryview]) -> "_Tried":
         import httpx
 
         try:
             async with asyncio.timeout(self._genrm.api.timeout_s):
-                status, headers, content = await self._post(body, mark, files)
+                status, headers, content = await self._post(asked, files)
         except TimeoutError:
             why = f"no answer within api.timeout_s {self._genrm.api.timeout_s:g}"
             return _Tried(why=why, is_silent=True, is_timeout=True)
@@ -254,34 +295,36 @@ class JudgeApi:
             return _Tried(why=why, is_silent=True)
         except ValueError as error:
             return _Tried(why=self._without_key(f"{type(error).__name__}: {error}"))
-        return self._read(status, headers.get("retry-after", ""), content, files)
-
-    def _read(self, status: int, retry_after: str, content: bytes, files: Sequence[memoryview]) -> "_Tried":
-        """What an answer says."""
         if status == 200:
-            said = read_answer(content)
-            if said is None:
-                return _Tried(why="the answer is no chat completion")
-            return _Tried(said=replace(said, text=self._cleaned(said.text, files)))
+            said = read_answer(content, wants_logprobs=asked.wants_logprobs)
+            return _Tried(said=said and self._clean_said(said, files), why="the answer is no chat completion")
+        return self._failed(asked, status, headers.get("retry-after", ""), content, files)
+
+    def _failed(
+        self, asked: "_Asked", status: int, retry_after: str, content: bytes, files: Sequence[memoryview]
+    ) -> "_Tried":
+        """What a status code other than 200 says."""
         text = content.decode(errors="replace").replace("\\/", "/")  # as JSON may have it
         why = f"HTTP {status}: {_shown(self._cleaned(text, files))}"
+        if asked.wants_logprobs and status in NOT_GIVEN and refuses_logprobs(content):
+            said = Said(text="", finish_reason=REFUSED, error=why, lacks_logprobs=LOGPROBS_REFUSED)
+            return _Tried(said=said)
         if status in PASSING or status >= 500:
             return _Tried(why=why, wait_s=retry_after_s(retry_after), is_silent=status in BUSY)
         hints = {**(NOT_TAKEN if files else {}), **MISTAKES}
         hint = f"; {hints[status]}" if status in hints else ""
         return _Tried(said=Said(text="", finish_reason=REFUSED, error=f"{why}{hint}"))
 
-    async def _post(
-        self, body: dict[str, Any], mark: str, files: Sequence[memoryview]
-    ) -> tuple[int, "httpx.Headers", bytes]:
+    async def _post(self, asked: "_Asked", files: Sequence[memoryview]) -> tuple[int, "httpx.Headers", bytes]:
         """Returns status, headers and content.
 
         Raises:
-            ValueError: the content is longer than `MOST_BYTES`.
+            ValueError: the content is too long.
         """
-        sent: dict[str, Any] = {"json": body}
+        sent: dict[str, Any] = {"json": asked.body}
         if files:
-            pieces = json.dumps(body, allow_nan=False, ensure_ascii=False).encode().split(mark.encode())
+            whole = json.dumps(asked.body, allow_nan=False, ensure_ascii=False).encode()
+            pieces = whole.split(asked.mark.encode())
             size = sum(map(len, pieces)) + sum(4 * (-(-len(file) // 3)) for file in files)
             headers = {"Content-Type": "application/json", "Content-Length": str(size)}
             sent = {"content": _with_files(pieces, files), "headers": headers}
@@ -289,9 +332,18 @@ class JudgeApi:
             content = b""
             async for part in response.aiter_raw():
                 content += part
-                if len(content) > MOST_BYTES:
-                    raise ValueError(f"the answer is longer than {MOST_BYTES >> 20} MiB")
+                if len(content) > asked.most_bytes:
+                    raise ValueError(f"the answer is longer than {asked.most_bytes >> 20} MiB")
             return response.status_code, response.headers, content
+
+    def _clean_said(self, said: Said, files: Sequence[memoryview]) -> Said:
+        """The same without the key and what is quoted of pictures. Pieces of them could be anywhere in listed
+        tokens: these are left out."""
+        text, whole = self._cleaned(said.text, files), "".join(token.text for token in said.listed)
+        others = "\n".join(text for token in said.listed for text in token.alternatives)
+        if self._cleaned(whole, files) == whole and self._without_key(others) == others:
+            return replace(said, text=text)
+        return replace(said, text=text, listed=(), lacks_logprobs=LOGPROBS_UNREADABLE)
 
     def _cleaned(self, text: str, files: Sequence[memoryview]) -> str:
         """What a service says, without the key, and without what it quotes of pictures."""
@@ -305,24 +357,8 @@ class JudgeApi:
         own_s = min(60.0, 2.0 ** min(retry, MOST_DOUBLINGS)) * random.uniform(0.5, 1.0)
         pause_s = min(MOST_WAIT_S, max(own_s, wait_s))
         if wait_s:
-            self._next_s = max(self._next_s, clock.monotonic_s() + pause_s)
+            self._pace.pause(clock.monotonic_s() + pause_s)
         return pause_s
-
-
-def _message_content(content: Content, mark: str) -> str | list[dict[str, Any]]:
-    """Returns the content of a message, as OpenAI's API has it."""
-    if isinstance(content, str):
-        return content
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{mark}"}}
-    found: list[dict[str, Any]] = []
-    for part in content:
-        if part is None:
-            found.append(picture)
-        elif found and found[-1] is not picture:
-            found[-1]["text"] += part  # one part: some services put a line break between parts
-        else:
-            found.append({"type": "text", "text": part})
-    return found
 
 
 async def _with_files(pieces: Sequence[bytes], files: Sequence[memoryview]) -> AsyncIterator[bytes]:
@@ -331,37 +367,6 @@ async def _with_files(pieces: Sequence[bytes], files: Sequence[memoryview]) -> A
         yield bytes(piece)
         for at in range(0, len(file), SLICE_BYTES):
             yield base64.b64encode(file[at : at + SLICE_BYTES])
-
-
-def without_quotes(text: str, files: Sequence[memoryview]) -> str:
-    """Returns a text with "..." in place of what it quotes of these files in base64."""
-    quotes = sum(1 for _ in islice(_LETTERS.finditer(text), MOST_QUOTES + 1))
-    if not quotes:
-        return text
-    whole = [base64.b64encode(file).decode() for file in files] if quotes <= MOST_QUOTES else []
-
-    def shown(found: re.Match[str]) -> str:
-        quote = found.group().rstrip("=")
-        ends = quote[:LEAST_QUOTE], quote[-LEAST_QUOTE:]
-        return found.group() if whole and not any(end in each for each in whole for end in ends) else "..."
-
-    return _LETTERS.sub(shown, text)
-
-
-def read_answer(content: bytes) -> Said | None:
-    """Returns the first choice of a chat completion; None if it is none."""
-    try:
-        choice = json.loads(content)["choices"][0]
-        message = choice["message"]
-        text, reason = message["content"], choice.get("finish_reason")
-        has_reasoning = any(message.get(key) for key in ("reasoning_content", "reasoning"))
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
-    if not isinstance(text, str | None):
-        return None
-    whole = (text or "").encode(errors="replace").decode()  # without halves of characters
-    end = "length" if reason == "length" else "stop"
-    return Said(text=whole, finish_reason=end, has_reasoning=has_reasoning)
 
 
 def retry_after_s(header: str) -> float:

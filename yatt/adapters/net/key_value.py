@@ -197,9 +197,14 @@ class KeyValueClient:
         self._idle, self._numbers, self._is_closed = list[Socket](), itertools.count(1), False
 
     def call(
-        self, kind: str, *keys: str, value: bytes = b"", expected: bytes = b"", amount: int = 0,
+        self,
+        kind: str,
+        *keys: str,
+        value: bytes = b"",
+        expected: bytes = b"",
+        amount: int = 0,
         park_s: float = 0.0,
-    ) -> KeyValueReply:  # fmt: skip
+    ) -> KeyValueReply:
         """Sends one operation and waits for its reply.
 
         Raises:
@@ -208,9 +213,14 @@ class KeyValueClient:
             WorkerFailed: the client is closed.
         """
         call = Call(
-            number=next(self._numbers), kind=kind, keys=keys, value=value, expected=expected, amount=amount,
+            number=next(self._numbers),
+            kind=kind,
+            keys=keys,
+            value=value,
+            expected=expected,
+            amount=amount,
             park_s=park_s,
-        )  # fmt: skip
+        )
         limit_s = min(park_s, LONGEST_PARK_S) + self._answer_s
         try:
             with self._lent_socket() as socket:

@@ -80,9 +80,11 @@ class WorkerLink:
         return Received(frame.seq, frame.token, body)
 
     def carry_out(
-        self, order: Received, do: Callable[[m.Message], m.Message | None],
+        self,
+        order: Received,
+        do: Callable[[m.Message], m.Message | None],
         failed: Callable[[m.Message, Exception], m.Message],
-    ) -> m.Message | None:  # fmt: skip
+    ) -> m.Message | None:
         """Carries out one order, if the lease allows it.
 
         Args:

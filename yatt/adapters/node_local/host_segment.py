@@ -16,10 +16,10 @@ from pathlib import Path
 
 from yatt.errors import ConfigError, WorkerFailed
 
-WEIGHTS, STATE, CRITIC = "weights", "state", "critic"
-AREAS = (WEIGHTS, STATE, CRITIC)
-"""Names of a rank's segments: the policy's parameters; main copies and moments of all optimizers; a critic's
-parameters, which no engine reads."""
+WEIGHTS, STATE, CRITIC, CRITIC_STATE = "weights", "state", "critic", "critic_state"
+AREAS = (WEIGHTS, STATE, CRITIC, CRITIC_STATE)
+"""Names of a rank's segments: the policy's parameters; main copies and moments of its optimizer; both of a
+critic, which no engine reads."""
 
 HEADER_BYTES = mmap.PAGESIZE
 ALIGN_BYTES = 64

@@ -22,10 +22,30 @@ from yatt.errors import ConfigError
 
 OWNER = "owner.json"
 MEMORY = ("tmpfs", "ramfs")
-SHARED = frozenset({
-    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "fhgfs", "ceph", "wekafs", "panfs", "glusterfs", "orangefs",
-    "pvfs2", "cifs", "smb3", "afs", "9p", "virtiofs", "vastnfs", "daos", "quobyte",
-})  # fmt: skip
+SHARED = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "fhgfs",
+        "ceph",
+        "wekafs",
+        "panfs",
+        "glusterfs",
+        "orangefs",
+        "pvfs2",
+        "cifs",
+        "smb3",
+        "afs",
+        "9p",
+        "virtiofs",
+        "vastnfs",
+        "daos",
+        "quobyte",
+    }
+)
 """Filesystems that several machines can share; for FUSE, the part after `fuse.`."""
 MAX_OWNER_BYTES = 1 << 16
 
@@ -137,12 +157,13 @@ def check_in_memory(folder: Path, key: str) -> None:
         ConfigError: it is missing, or on a disk filesystem.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{key}: there is no folder {folder}. Write /dev/shm.")
+        raise ConfigError(f"there is no folder {folder}. Write /dev/shm.", key=key)
     kind = mount_of(os.path.realpath(folder), Path("/proc/self/mounts").read_text(errors="surrogateescape"))
     if kind not in MEMORY:
         raise ConfigError(
-            f"{key}: {folder} is on {kind}, which is not a memory filesystem; weights would go through a "
-            "disk. Write /dev/shm."
+            f"{folder} is on {kind}, which is not a memory filesystem; weights would go through a disk. "
+            "Write /dev/shm.",
+            key=key,
         )
 
 

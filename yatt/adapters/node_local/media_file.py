@@ -4,9 +4,12 @@ A file is named after its digest and has a head of 64 bytes, then the patches as
 [rows, columns] uint8, where columns = channels * patch * patch of a still picture. A video's file has pairs
 of frames along its grid's time, and both frames in a row: twice the columns, which no still picture can have.
 The media process writes a file under another name and renames it, so that whoever opens it sees all of it. It
-is evicted by unlinking: who has mapped it keeps it, who comes late asks the media process again.
+is evicted by unlinking: who has mapped it keeps it, who comes late asks the media process again. A file with
+a second link is *held*: an engine is about to open it, so it is not evicted. The controller makes the links
+of a request; the engine removes them when it has opened the files, or else the controller at its end.
 """
 
+import contextlib
 import hashlib
 import math
 import mmap
@@ -14,8 +17,12 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+HELD = ".held"
+"""End of the names of links that hold files."""
 
 _HEAD = struct.Struct("<8sIIIIII32s")
 HEAD_BYTES = _HEAD.size
@@ -75,6 +82,39 @@ def shape_of_prepared(folder: Path, digest: str) -> MediaShape:
         return _checked_shape(descriptor, digest)
     finally:
         os.close(descriptor)
+
+
+def hold_prepared(folder: Path, digests: Sequence[str], request_id: str) -> bool:
+    """Holds all files of a request; returns False, and holds none, if one of them was evicted. A link that
+    cannot be made is left out: an engine that comes too late for its file has the request sent again."""
+    for index, digest in enumerate(digests):
+        try:
+            os.link(folder / digest, _link_of(folder, request_id, index))
+        except FileNotFoundError:
+            release_prepared(folder, index, request_id)
+            return False
+        except OSError:
+            continue
+    return True
+
+
+def release_prepared(folder: Path, num_files: int, request_id: str) -> None:
+    """Releases the files of a request; those that are not held are left out."""
+    for index in range(num_files):
+        with contextlib.suppress(OSError):
+            _link_of(folder, request_id, index).unlink()
+
+
+def is_held(folder: Path, digest: str) -> bool:
+    """Whether a file is held by a request."""
+    try:
+        return (folder / digest).lstat().st_nlink > 1
+    except OSError:
+        return False
+
+
+def _link_of(folder: Path, request_id: str, index: int) -> Path:
+    return folder / f"{hashlib.sha256(request_id.encode()).hexdigest()}.{index}{HELD}"
 
 
 def _opened(folder: Path, digest: str) -> int:

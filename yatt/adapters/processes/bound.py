@@ -27,10 +27,18 @@ MARK = "YATT_WORKER"
 LASTING = frozenset(
     getattr(errno, name)
     for name in (
-        "ENOENT", "EACCES", "EPERM", "ENOEXEC", "ENOTDIR", "EISDIR", "ELOOP", "ENAMETOOLONG", "E2BIG",
+        "ENOENT",
+        "EACCES",
+        "EPERM",
+        "ENOEXEC",
+        "ENOTDIR",
+        "EISDIR",
+        "ELOOP",
+        "ENAMETOOLONG",
+        "E2BIG",
         "EINVAL",
     )
-)  # fmt: skip
+)
 """Errors of the program itself. All others are transient errors of the machine or filesystem."""
 
 LIMIT_S, PAUSE_S = 600.0, 0.2

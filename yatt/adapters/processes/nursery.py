@@ -54,13 +54,26 @@ class _MemoryMap(ctypes.Structure):
     """`struct prctl_mm_map` of <linux/prctl.h>."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in (
-            "start_code", "end_code", "start_data", "end_data", "start_brk", "brk", "start_stack",
-            "arg_start", "arg_end", "env_start", "env_end", "auxv",
-        )),
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "start_code",
+                "end_code",
+                "start_data",
+                "end_data",
+                "start_brk",
+                "brk",
+                "start_stack",
+                "arg_start",
+                "arg_end",
+                "env_start",
+                "env_end",
+                "auxv",
+            )
+        ),
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_uint32),
-    )  # fmt: skip
+    )
 
 
 def show_words(argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -79,9 +92,21 @@ def show_words(argv: Sequence[str], env: Mapping[str, str]) -> None:
     libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
     code_start, code_end, stack, data_start, data_end, brk = _own_places()
     wanted = _MemoryMap(
-        code_start, code_end, data_start, data_end, brk, libc.sbrk(0), stack, begin, middle, middle, end,
-        0, 0, _NO_FILE,
-    )  # fmt: skip
+        code_start,
+        code_end,
+        data_start,
+        data_end,
+        brk,
+        libc.sbrk(0),
+        stack,
+        begin,
+        middle,
+        middle,
+        end,
+        0,
+        0,
+        _NO_FILE,
+    )
     size = ctypes.c_ulong(ctypes.sizeof(wanted))
     if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(wanted), size, 0):
         number = ctypes.get_errno()

@@ -99,9 +99,13 @@ def spawn_to(
     parent = os.getpid() if dies_with_us else 0
     return subprocess.Popen(
         [sys.executable, "-P", "-S", bound.__file__, str(parent), *argv],
-        env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
         pass_fds=pass_fds,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,11 +178,15 @@ def _dump(asked: _Asked) -> StackDump:
     with contextlib.suppress(OSError):
         waits_in = Path(f"/proc/{asked.pid}/wchan").read_text().strip("\0\n")
     return StackDump(
-        name=asked.name, attempt=asked.attempt, pid=asked.pid, host=os.uname().nodename,
-        state=status.get("State", "ended"), waits_in="" if waits_in == "0" else waits_in,
+        name=asked.name,
+        attempt=asked.attempt,
+        pid=asked.pid,
+        host=os.uname().nodename,
+        state=status.get("State", "ended"),
+        waits_in="" if waits_in == "0" else waits_in,
         identity=f"{identity.place} {identity.pid} {identity.begun}" if identity else f"{asked.pid} ended",
         text=_read(asked),
-    )  # fmt: skip
+    )
 
 
 def _read(asked: _Asked) -> str:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from yatt.adapters.processes.bound import MARK
 from yatt.adapters.processes.orphans import orphans_of_marked
 from yatt.adapters.processes.process import log_tail, spawn
 from yatt.core.attempts.exits import describe_exit
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 
 _LINES = 5
 """Number of last log lines of the process that a message shows."""
@@ -46,12 +46,13 @@ def run_trial(module: str, arguments: list[Any], *, path: Path, key: str, limit_
             how = describe_exit(trial.process.wait(limit_s))
         except subprocess.TimeoutExpired:
             raise ConfigError(
-                f"{key}: {path} was not loaded within {limit_s:g} s (launch.start_timeout_s). "
-                "Do at the first call what takes long, or give it more time."
+                f"{path} was not loaded within {limit_s:g} s (launch.start_timeout_s). Do at the first call "
+                "what takes long, or give it more time.",
+                key=key,
             ) from None
         trial.end()
         if not trial.found.exists():
-            raise ConfigError(f"{key}: loading {path} ended the process ({how}){trial.last_words()}.")
+            raise ConfigError(f"loading {path} ended the process ({how}){trial.last_words()}.", key=key)
         raise_found(trial.found)
 
 
@@ -97,9 +98,10 @@ def trial_process(
         (folder / "arguments").write_text(json.dumps(arguments))
         with orphans_of_marked(ORPHANS_S):  # processes in other sessions
             process = spawn(
-                [sys.executable, "-P", "-m", module, name], env={**os.environ, MARK: "trial", **env},
+                [sys.executable, "-P", "-m", module, name],
+                env={**os.environ, MARK: "trial", **env},
                 log=folder / "log",
-            )  # fmt: skip
+            )
             trial = TrialProcess(process=process, folder=folder)
             try:
                 yield trial
@@ -113,9 +115,16 @@ def raise_found(found: Path) -> None:
     Raises:
         ConfigError: its cause is the filesystem's error, if there was one.
     """
-    error, number = json.loads(found.read_text())
-    if error:
-        raise ConfigError(error) from (OSError(number, error) if number else None)
+    heading, listed, number = json.loads(found.read_text())
+    if listed:
+        error = ConfigError(heading=heading, findings=[Finding(**each) for each in listed])
+        raise error from (OSError(number, str(error)) if number else None)
+
+
+def write_found(folder: Path, findings: Iterable[Finding], cause: BaseException | None, heading: str) -> None:
+    """Writes what a trial has found, for `raise_found`."""
+    number = cause.errno if isinstance(cause, OSError) else None
+    (folder / "found").write_text(json.dumps((heading, [asdict(each) for each in findings], number)))
 
 
 def read_arguments() -> tuple[Path, list[Any]]:
@@ -127,13 +136,12 @@ def read_arguments() -> tuple[Path, list[Any]]:
 def answer_trial(check: Callable[..., object]) -> None:
     """Main function of a trial's process: calls `check` with the arguments, and writes its error."""
     folder, (key, path, *arguments) = read_arguments()
-    said: tuple[str, int | None] = "", None
     try:
         check(*arguments)
-    except ConfigError as mistake:
-        cause = mistake.__cause__
-        said = str(mistake), cause.errno if isinstance(cause, OSError) else None
+        write_found(folder, (), None, "")
+    except ConfigError as error:
+        write_found(folder, error.findings, error.__cause__, error.heading)
     except OSError as error:
-        said = f"{key}: {path} cannot be read: {error.strerror or error}.", error.errno
-    (folder / "found").write_text(json.dumps(said))
+        says = f"{path} cannot be read: {error.strerror or error}."
+        write_found(folder, [Finding(key=key, says=says)], error, "")
     os._exit(0)  # does not wait for threads that the file has started

@@ -18,7 +18,13 @@ from typing import Any, TypeVar
 from yatt.adapters.files.patience import is_passing
 from yatt.adapters.machine.host_memory import available_bytes
 from yatt.adapters.machine.memory import data_bytes
-from yatt.adapters.processes.trial import TrialProcess, raise_found, read_arguments, trial_process
+from yatt.adapters.processes.trial import (
+    TrialProcess,
+    raise_found,
+    read_arguments,
+    trial_process,
+    write_found,
+)
 from yatt.core.attempts.exits import describe_exit
 from yatt.errors import ConfigError, words_of
 
@@ -140,9 +146,9 @@ def answer_watched(check: Callable[..., tuple[list[ConfigError], list[str]]]) ->
     except ConfigError as error:
         faults, notes = [error], []
     cause = faults[0].__cause__ if faults and all(map(is_passing, faults)) else None
-    number = cause.errno if isinstance(cause, OSError) else None
     (folder / "notes").write_text(json.dumps(notes))
-    (folder / "found").write_text(json.dumps(("\n".join(map(str, faults)), number)))
+    heading = faults[0].heading if len(faults) == 1 else ""
+    write_found(folder, (each for fault in faults for each in fault.findings), cause, heading)
     os._exit(0)
 
 

@@ -120,9 +120,12 @@ def lately_unfit(paths: RunPaths) -> list[str]:
 
 
 def affordable_exclusions(
-    exclude: list[str], parts: list[Fields], nodes: list[Mapping[str, Fields]], others: list[list[str]],
+    exclude: list[str],
+    parts: list[Fields],
+    nodes: list[Mapping[str, Fields]],
+    others: list[list[str]],
     num_lost: int = 0,
-) -> list[list[str]]:  # fmt: skip
+) -> list[list[str]]:
     """Returns per component as many of the nodes `exclude`, in order, as it can do without: a job that
     excludes too many nodes waits forever, and no launcher runs that could correct it. Nodes that are down are
     left to Slurm.

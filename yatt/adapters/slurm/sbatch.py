@@ -23,15 +23,25 @@ _JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
 _HET = re.compile(r"#SBATCH\s+(?:het|pack)job\b")
 _VALUE = re.compile(r"(?!\(null\)|UNLIMITED|N/A)[^\s#'\"\\]+")
 _OPTIONS = {
-    "job-name": "JobName", "account": "Account", "partition": "Partition", "qos": "QOS",
-    "time": "TimeLimit", "mem": "MinMemoryNode", "mem-per-cpu": "MinMemoryCPU", "comment": "Comment",
-}  # fmt: skip
+    "job-name": "JobName",
+    "account": "Account",
+    "partition": "Partition",
+    "qos": "QOS",
+    "time": "TimeLimit",
+    "mem": "MinMemoryNode",
+    "mem-per-cpu": "MinMemoryCPU",
+    "comment": "Comment",
+}
 
 
 def submit_once(
-    slurm: Slurm, script: Path, options: Sequence[str] = (), arguments: Sequence[str] = (), *,
+    slurm: Slurm,
+    script: Path,
+    options: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    *,
     may_be_queued: bool = False,
-) -> Reply:  # fmt: skip
+) -> Reply:
     """Submits a script; returns the new job's id as the reply's output.
 
     Args:

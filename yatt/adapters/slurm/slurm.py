@@ -30,9 +30,20 @@ QUEUE_FORMAT = "%i|%T|%P|%N|%D|%r|%j|%o"
 _OUT = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
 
 LIVING_STATES = {
-    "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
-    "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "SPECIAL_EXIT",
-}  # fmt: skip
+    "PENDING",
+    "RUNNING",
+    "CONFIGURING",
+    "COMPLETING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+    "SPECIAL_EXIT",
+}
 """States of a job that has not ended."""
 
 
@@ -87,9 +98,14 @@ class Slurm:
         limit_s = limit_s or self._limit_s
         try:
             done = subprocess.run(
-                argv, env=self._env, capture_output=True, text=True, timeout=limit_s, check=False,
+                argv,
+                env=self._env,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         except FileNotFoundError:
             return Reply(None, "", f"{argv[0]} is not on the PATH")
         except subprocess.TimeoutExpired:

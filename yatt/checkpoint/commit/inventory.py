@@ -62,11 +62,16 @@ def _entry(checkpoints: Checkpoints, commit: Commit, *, is_next: bool) -> Stored
         manifest = checkpoints.read(name)
         size_bytes, fault = manifest_bytes(manifest), checkpoints.fault(manifest)
     except CheckpointError as error:
-        fault = str(error).removeprefix(f"{name}: ")
+        fault = error.says
     return StoredCheckpoint(
-        iteration=commit.iteration, attempt=commit.attempt, name=name, size_bytes=size_bytes,
-        state=DAMAGED if fault else WHOLE, fault=fault, is_next=is_next and not fault,
-    )  # fmt: skip
+        iteration=commit.iteration,
+        attempt=commit.attempt,
+        name=name,
+        size_bytes=size_bytes,
+        state=DAMAGED if fault else WHOLE,
+        fault=fault,
+        is_next=is_next and not fault,
+    )
 
 
 def _unfinished(checkpoints: Checkpoints, commits: set[Commit]) -> Iterator[StoredCheckpoint]:

@@ -51,9 +51,8 @@ from yatt.core.attempts.checkpoint_names import (
 )
 from yatt.core.attempts.claims import BEGINNING, Commit, refused_commits, valid_commits
 from yatt.errors import CheckpointError, StoreUnreachable
-from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile
-from yatt.records.shards import Count
+from yatt.records.shards import Count, StateFile
 
 STARTED_FROM = "started_from"
 LATEST_HINT = "latest_checkpointed_iteration.txt"
@@ -174,7 +173,7 @@ class Checkpoints:
         """
         manifest = self.read(name)
         if reason := self.fault(manifest):
-            raise CheckpointError(f"{name}: {reason}")
+            raise CheckpointError(reason, of=name)
         return manifest
 
     def adopt(self, manifest: Manifest | None) -> None:
@@ -197,9 +196,8 @@ class Checkpoints:
         data = self.store.read(name, most_bytes=MOST_MANIFEST_BYTES)
         manifest = read_manifest(data, name, self._run_id)
         if self.name(manifest) != name:
-            raise CheckpointError(
-                f"{name}: holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
-            )
+            says = f"holds iteration {manifest.iteration} of attempt {manifest.attempt}, unlike its name"
+            raise CheckpointError(says, of=name)
         return manifest
 
     def name(self, manifest: Manifest) -> str:

@@ -18,9 +18,8 @@ from yatt.core.attempts.claims import Commit
 from yatt.errors import CheckpointError
 from yatt.models.rows import OUTPUT
 from yatt.printable import printable
-from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile, TensorPiece
-from yatt.records.shards import Count
+from yatt.records.shards import Count, StateFile
 
 SCHEMA_VERSION = 5
 MOST_MANIFEST_BYTES = 1 << 30
@@ -122,20 +121,21 @@ def read_manifest(data: bytes, where: str, run_id: str) -> Manifest:
         if version != SCHEMA_VERSION:
             age = "an older" if version < SCHEMA_VERSION else "a newer"
             raise CheckpointError(
-                f"{where}: has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} "
-                "yatt wrote it, which can go on with it"
+                f"has format {version}, and this yatt reads format {SCHEMA_VERSION} only; {age} yatt wrote "
+                "it, which can go on with it",
+                of=where,
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{where}: not a whole manifest ({error})") from error
+        raise CheckpointError(f"not a whole manifest ({error})", of=where) from error
     except RecursionError as error:
-        raise CheckpointError(f"{where}: not a manifest of yatt: it is nested too deeply") from error
+        raise CheckpointError("not a manifest of yatt: it is nested too deeply", of=where) from error
     if data != sealed_manifest(manifest):
-        raise CheckpointError(f"{where}: its content is not what was sealed")
+        raise CheckpointError("its content is not what was sealed", of=where)
     if fault := manifest_fault(manifest):
-        raise CheckpointError(f"{where}: not a manifest of yatt: {fault}")
+        raise CheckpointError(f"not a manifest of yatt: {fault}", of=where)
     if run_id and manifest.run_id != run_id:
-        raise CheckpointError(f"{where}: is of run {printable(manifest.run_id)}; this run is {run_id}")
+        raise CheckpointError(f"is of run {printable(manifest.run_id)}; this run is {run_id}", of=where)
     return manifest
 
 

@@ -15,14 +15,25 @@ from yatt.errors import CheckpointError
 from yatt.records.message import ShardFile, TensorPiece
 
 SAFETENSORS_NAMES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
     "uint8": "U8",
-}  # fmt: skip
+}
 """By the dtype's name in torch. Source: the format's description, https://huggingface.co/docs/safetensors."""
 
 ITEM_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
 
 
 FILE_BYTES = 512 << 20
@@ -59,8 +70,10 @@ def header_of(tensors: Iterable[tuple[str, Sequence[int], int]]) -> bytes:
     for index, (dtype, shape, size_bytes) in enumerate(tensors):
         end = begin + size_bytes
         table[str(index)] = {
-            "dtype": SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+            "dtype": SAFETENSORS_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     body = json.dumps(table).encode()
     body += b" " * (-len(body) % 8)

@@ -43,9 +43,14 @@ class Removed:
 
 
 def apply_retention(
-    checkpoints: Checkpoints, policy: CheckpointSection, rows: Iterable[Row] = (), *,
-    in_flight: int = 0, needed: frozenset[Commit] = frozenset(), dry_run: bool = False,
-) -> Removed:  # fmt: skip
+    checkpoints: Checkpoints,
+    policy: CheckpointSection,
+    rows: Iterable[Row] = (),
+    *,
+    in_flight: int = 0,
+    needed: frozenset[Commit] = frozenset(),
+    dry_run: bool = False,
+) -> Removed:
     """Deletes all committed checkpoints that the policy does not keep, and files of interrupted saves.
 
     Args:

@@ -48,9 +48,12 @@ class Stores:
     """
 
     def __init__(
-        self, config: RunConfig, root: Path, say: Callable[[str], None],
+        self,
+        config: RunConfig,
+        root: Path,
+        say: Callable[[str], None],
         tick: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config, self._root, self._say, self._tick = config, root, say, tick
         self._opened: dict[bool, Store] = {}
 

@@ -44,29 +44,29 @@ def verify_checkpoint(checkpoints: Checkpoints, name: str, tick: Tick) -> Verifi
     try:
         manifest = checkpoints.read(name)
     except CheckpointError as error:
-        damage = Damage(path=name, reason=str(error).removeprefix(f"{name}: "))
+        damage = Damage(path=name, reason=error.says)
         return Verified(name=name, size_bytes=0, damages=(damage,))
 
     def check(file: AnyFile, step: Tick) -> list[Damage]:
         return _check_file(checkpoints.store, file, step)
 
     found = [damage for some in in_threads(files_of(manifest), check, tick) for damage in some]
-    found += incomplete_tensors(manifest, name)
+    found += incomplete_tensors(manifest, name).values()
     return Verified(name=name, size_bytes=manifest_bytes(manifest), damages=tuple(found))
 
 
-def incomplete_tensors(manifest: Manifest, name: str) -> list[Damage]:
+def incomplete_tensors(manifest: Manifest, name: str) -> dict[str, Damage]:
     """Returns the tensors of which the pieces do not have each element once, by their numbers."""
     counts: Counter[str] = Counter()
     wholes: dict[str, int] = {}
     for piece in (piece for file in manifest.files for piece in file.tensors):
         counts[piece.key] += math.prod(piece.local_shape)
         wholes[piece.key] = math.prod(piece.global_shape)  # the same for each of its pieces
-    return [
-        Damage(path=name, reason=f"{key} has {counts[key]} of {whole} elements")
+    return {
+        key: Damage(path=name, reason=f"{key} has {counts[key]} of {whole} elements")
         for key, whole in wholes.items()
         if counts[key] != whole
-    ]
+    }
 
 
 def _check_file(store: Store, file: AnyFile, step: Tick) -> list[Damage]:

@@ -48,20 +48,26 @@ class FolderForm:
     Attributes:
         dtype: of the weights, as `float32`; empty: of the model's own copy, which a run samples with.
         file_bytes: most bytes of the tensors of a file.
+        prefix: begins the keys of the weights: empty, or `CRITIC_KEYS` for the critic's.
     """
 
     dtype: str = ""
     file_bytes: int = FILE_BYTES
+    prefix: str = ""
 
 
 def export_as_hf(
-    checkpoints: Checkpoints, name: str, source: ModelFolder, target: Path, tick: Tick,
+    checkpoints: Checkpoints,
+    name: str,
+    source: ModelFolder,
+    target: Path,
+    tick: Tick,
     form: "FolderForm | None" = None,
-) -> str:  # fmt: skip
+) -> str:
     """Writes the checkpoint of this manifest as a folder that must not exist.
 
     Args:
-        source: the policy's model, which gives config and tokenizer.
+        source: the policy's or critic's model, which gives config and tokenizer.
         tick: called with the bytes of pieces that were read.
         form: None: the defaults.
 
@@ -74,10 +80,10 @@ def export_as_hf(
     """
     manifest = checkpoints.read(name)
     form = form or FolderForm()
-    kinds, model = _kinds(manifest, source, form.dtype), source.model
-    rows = {f"{kinds[row.name][0]}.{row.name}": row for row in model.rows}
+    kinds, model = _kinds(manifest, source, form), source.model
+    rows = {f"{form.prefix}{kinds[row.name][0]}.{row.name}": row for row in model.rows}
     dtypes = {row.name: SAFETENSORS_NAMES[kinds[row.name][1]] for row in model.rows}
-    if damages := [d for d in incomplete_tensors(manifest, name) if d.reason.partition(" ")[0] in rows]:
+    if damages := [each for key, each in incomplete_tensors(manifest, name).items() if key in rows]:
         raise CheckpointError(str(damages[0]))
     free = [kinds[row.name][1] for row in model.rows if not row.is_fixed]
     written = max(set(free), key=free.count)
@@ -95,24 +101,37 @@ def export_as_hf(
     return written
 
 
-def weight_bytes(manifest: Manifest, dtype: str = "") -> int:
-    """Returns the bytes that `export_as_hf` reads for weights of this dtype."""
+def weight_bytes(manifest: Manifest, form: FolderForm | None = None) -> int:
+    """Returns the bytes that `export_as_hf` reads for weights of this form."""
+    form = form or FolderForm()
     sizes = dict.fromkeys(KINDS, 0)
-    for piece in (piece for file in manifest.files for piece in file.tensors):
-        if dtype and piece.dtype != dtype:
+    for key, piece in _pieces_of(manifest, form.prefix):
+        if form.dtype and piece.dtype != form.dtype:
             continue
-        kind = piece.key.partition(".")[0]
+        kind = key.partition(".")[0]
         sizes[kind] = sizes.get(kind, 0) + piece.size_bytes
     return sizes["model"] or sizes["main"]
 
 
-def _kinds(manifest: Manifest, source: ModelFolder, dtype: str) -> dict[str, tuple[str, str]]:
+def _pieces_of(manifest: Manifest, prefix: str) -> Iterator[tuple[str, TensorPiece]]:
+    """Yields the pieces of the policy, or of the critic, with their keys after the prefix."""
+    for piece in (piece for file in manifest.files for piece in file.tensors):
+        if piece.key.startswith(CRITIC_KEYS) == bool(prefix):
+            yield piece.key.removeprefix(prefix), piece
+
+
+def _kinds(manifest: Manifest, source: ModelFolder, form: FolderForm) -> dict[str, tuple[str, str]]:
     """Maps each parameter to the kind of weights that is taken, and to its dtype.
 
     Raises:
-        ConfigError: the checkpoint is of another model, or has no weights of that dtype.
+        ConfigError: the checkpoint is of another model, or has no weights of that dtype, or no critic.
     """
-    saved = {piece.key: piece for file in manifest.files for piece in file.tensors}
+    saved, dtype = dict(_pieces_of(manifest, form.prefix)), form.dtype
+    if not saved:
+        raise ConfigError(
+            f"--critic: checkpoint {manifest.iteration} has no critic, because its run had another "
+            "algorithm.adv_estimator than gae; leave --critic out for the policy."
+        )
     found = {}
     for row in source.model.rows:
         kinds = tuple(reversed(KINDS)) if row.is_fixed else KINDS
@@ -134,7 +153,7 @@ def _kinds(manifest: Manifest, source: ModelFolder, dtype: str) -> dict[str, tup
                 f"{piece.global_shape}, and the folder's config.json promises {row.full_shape}."
             )
         found[row.name] = kind, piece.dtype
-    names = {key.partition(".")[2] for key in saved if not key.startswith(CRITIC_KEYS)}
+    names = {key.partition(".")[2] for key in saved}
     if unknown := sorted(names - found.keys()):
         raise ConfigError(
             f"{source.path} is not this checkpoint's model: it has no {unknown[0]}, which was saved."

@@ -100,9 +100,14 @@ def to_checkpoint(source: ModelFolder, store: Store, url: str, run_id: str, tick
         files = in_threads(named, write, tick)
         checkpoints.adopt(None)
         manifest = Manifest(
-            iteration=ITERATION, attempt=ATTEMPT, run_id=run_id, config_hash="", files=tuple(files),
-            common=msgspec.Raw(b"{}"), nodes=(),
-        )  # fmt: skip
+            iteration=ITERATION,
+            attempt=ATTEMPT,
+            run_id=run_id,
+            config_hash="",
+            files=tuple(files),
+            common=msgspec.Raw(b"{}"),
+            nodes=(),
+        )
         checkpoints.commit(manifest)
     except BaseException:
         if not store.names(MANIFESTS):
@@ -174,10 +179,15 @@ def _pieces(band: _Band) -> Iterator[PlannedPiece]:
     both = (("main", "float32"), ("model", "bfloat16"))
     for kind, dtype in both[:1] if band.row.is_fixed else both:
         yield PlannedPiece(
-            key=f"{kind}.{band.row.name}", dtype=dtype, global_shape=band.row.full_shape,
-            global_offset=(band.begin, *(0 for _ in band.shape[1:])), local_shape=band.shape, area="", at=0,
+            key=f"{kind}.{band.row.name}",
+            dtype=dtype,
+            global_shape=band.row.full_shape,
+            global_offset=(band.begin, *(0 for _ in band.shape[1:])),
+            local_shape=band.shape,
+            area="",
+            at=0,
             size_bytes=math.prod(band.shape) * PIECE_ITEM_BYTES[dtype],
-        )  # fmt: skip
+        )
 
 
 def _converted(tensors: dict[str, _Source], band: _Band) -> Iterator[bytes]:

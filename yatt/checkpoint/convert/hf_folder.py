@@ -271,8 +271,10 @@ def _header(tensors: Sequence[FolderTensor]) -> bytes:
     for tensor in tensors:
         offsets = [begin, begin + tensor.size_bytes]
         table[tensor.name] = {
-            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets,
-        }  # fmt: skip
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         begin += tensor.size_bytes
     body = json.dumps(table).encode()
     body += b" " * (-len(body) % 8)

@@ -50,8 +50,9 @@ def check_access(store: Store, url: str) -> None:
         _try("create", url, partial(store.create, name, b"first"))
         if _try("create", url, partial(store.create, name, b"second")):
             raise ConfigError(
-                f"checkpoint.url: {url}: a second conditional create of the same name succeeded. Commits of "
-                "two attempts could overwrite each other; use a store that supports If-None-Match."
+                f"{url}: a second conditional create of the same name succeeded. Commits of two attempts "
+                "could overwrite each other; use a store that supports If-None-Match.",
+                key="checkpoint.url",
             )
         _try("read", url, partial(store.read, name))
         _try("write", url, partial(store.write, name, b"third"))
@@ -62,7 +63,7 @@ def check_access(store: Store, url: str) -> None:
         raise
     _try("delete", url, partial(store.delete, name))
     if _try("read", url, partial(store.size, name)) is not None:
-        raise ConfigError(f"checkpoint.url: {url}: {name} is still there after it was deleted. {OTHER}")
+        raise ConfigError(f"{url}: {name} is still there after it was deleted. {OTHER}", key="checkpoint.url")
 
 
 def _try(operation: str, url: str, work: Callable[[], object]) -> object:
@@ -78,7 +79,7 @@ def _try(operation: str, url: str, work: Callable[[], object]) -> object:
         if isinstance(error, StoreUnreachable) and error.is_passing:
             raise
         why = f"{operation} is refused ({error}). {cure_of(error)}"
-        raise ConfigError(f"checkpoint.url: {url}: {why}") from error
+        raise ConfigError(f"{url}: {why}", key="checkpoint.url") from error
 
 
 def check_parent(root: Path) -> None:
@@ -89,9 +90,8 @@ def check_parent(root: Path) -> None:
     """
     parent = next(folder for folder in root.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"checkpoint.url: {root} cannot be made: {parent} is no folder that you may write to."
-        )
+        says = f"{root} cannot be made: {parent} is no folder that you may write to."
+        raise ConfigError(says, key="checkpoint.url", missing=str(root))
 
 
 def cure_of(error: Exception) -> str:

@@ -64,9 +64,12 @@ def _with_limits(url: str, options: Mapping[str, Any], stall_s: float) -> dict[s
     if not _is_s3(url):
         return dict(options)
     limits: dict[str, Any] = {
-        "connect_timeout": min(CONNECT_S, stall_s), "read_timeout": stall_s, "retries": {"mode": "standard"},
-        "max_pool_connections": CONNECTIONS, "connector_args": {"socket_factory": partial(_socket, stall_s)},
-    }  # fmt: skip
+        "connect_timeout": min(CONNECT_S, stall_s),
+        "read_timeout": stall_s,
+        "retries": {"mode": "standard"},
+        "max_pool_connections": CONNECTIONS,
+        "connector_args": {"socket_factory": partial(_socket, stall_s)},
+    }
     return {**options, "config_kwargs": {**limits, **options.get("config_kwargs", {})}}
 
 

@@ -19,28 +19,51 @@ STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 LATER_STATUSES = frozenset({429, 503})
 LATER_CODES = frozenset(
-    {"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "TooManyRequests",
-     "RequestLimitExceeded", "BandwidthLimitExceeded"}
-)  # fmt: skip
+    {
+        "SlowDown",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+    }
+)
 """Answers of a store under load, which it may give for some names and not for others."""
 
 NO_UPLOAD = "NoSuchUpload"
 """S3 has dropped an upload, or a lost reply hid its completion; the file is written again."""
 
 CODES = LATER_CODES | {
-    NO_UPLOAD, "InternalError", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
+    NO_UPLOAD,
+    "InternalError",
+    "RequestTimeout",
+    "ConditionalRequestConflict",
+    "OperationAborted",
     "IncompleteBody",
-}  # fmt: skip
+}
 """Error codes of S3 that mean: retry. Some have a status that is otherwise permanent (400, 409, even 200)."""
 
 NAMES = frozenset(
     {
-        "ConnectionError", "TimeoutError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError",
-        "ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "FSTimeoutError",
-        "ProtocolError", "Timeout", "ChunkedEncodingError", "ContentDecodingError",
-        "ServiceRequestError", "ServiceResponseError", "TransportError",
+        "ConnectionError",
+        "TimeoutError",
+        "HTTPClientError",
+        "IncompleteReadError",
+        "ResponseStreamingError",
+        "ClientConnectionError",
+        "ClientPayloadError",
+        "ServerTimeoutError",
+        "FSTimeoutError",
+        "ProtocolError",
+        "Timeout",
+        "ChunkedEncodingError",
+        "ContentDecodingError",
+        "ServiceRequestError",
+        "ServiceResponseError",
+        "TransportError",
     }
-)  # fmt: skip
+)
 """Connection errors of Python, botocore, aiohttp, fsspec, urllib3, requests, azure and google."""
 
 

@@ -13,8 +13,8 @@ import xxhash
 
 from yatt.checkpoint.store.store import Store
 from yatt.errors import CheckpointError
-from yatt.records.cluster import StateFile
 from yatt.records.message import ShardFile, TensorPiece
+from yatt.records.shards import StateFile
 
 CHUNK_BYTES = 16 << 20
 THREADS = 4

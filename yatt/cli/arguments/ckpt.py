@@ -29,6 +29,9 @@ def add_ckpt(commands: "Parsers") -> None:
     exporting.add_argument("folder", type=Path, help="new folder")
     _add_model(exporting)
     _add_dtype(exporting)
+    exporting.add_argument(
+        "--critic", action="store_true", help="the critic's weights (PPO), with its value head"
+    )
     exporting.set_defaults(action=_export)
     pruning = parts.add_parser("prune", help="delete checkpoints by the rules of checkpoint.keep...")
     pruning.add_argument("run", type=Path, help="run folder, run file, name or id")
@@ -94,9 +97,11 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _add_dtype(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="",
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="",
         help="dtype of the weights (default: that of the model's own copy)",
-    )  # fmt: skip
+    )
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -114,11 +119,18 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from yatt.checkpoint.commit.manifest_format import CRITIC_KEYS
+    from yatt.checkpoint.convert.export import FolderForm
     from yatt.cli.commands.checkpoints import export_checkpoint, open_source
 
     source = open_source(arguments.run, is_store=arguments.store, options=arguments.option)
     return export_checkpoint(
-        source, arguments.iteration, arguments.folder, arguments.model, arguments.family, arguments.dtype
+        source,
+        arguments.iteration,
+        arguments.folder,
+        arguments.model,
+        arguments.family,
+        FolderForm(dtype=arguments.dtype, prefix=CRITIC_KEYS if arguments.critic else ""),
     )
 
 
@@ -140,6 +152,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
+    from yatt.checkpoint.convert.export import FolderForm
     from yatt.cli.commands.checkpoints import convert_folder, export_checkpoint, source_of
 
     if bool(arguments.to_checkpoint) == bool(arguments.folder):
@@ -150,10 +163,18 @@ def _convert(arguments: argparse.Namespace) -> int:
         )
     if arguments.to_checkpoint:
         return convert_folder(
-            Path(arguments.source), arguments.to_checkpoint, arguments.run_id, arguments.family,
+            Path(arguments.source),
+            arguments.to_checkpoint,
+            arguments.run_id,
+            arguments.family,
             arguments.option,
-        )  # fmt: skip
+        )
     source = source_of(arguments.source, arguments.option)
     return export_checkpoint(
-        source, arguments.iteration, arguments.folder, arguments.model, arguments.family, arguments.dtype
+        source,
+        arguments.iteration,
+        arguments.folder,
+        arguments.model,
+        arguments.family,
+        FolderForm(dtype=arguments.dtype),
     )

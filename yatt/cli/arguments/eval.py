@@ -33,12 +33,21 @@ def add_eval(commands: "Parsers") -> None:
         command.add_argument(option, type=kind, metavar=metavar, help=text)
     command.add_argument("--k", default="", metavar="1,4,8", help="values of k of pass@k (default: 1 and n)")
     command.add_argument(
-        "--reward", action="append", default=[], metavar="REWARD",
+        "--reward",
+        action="append",
+        default=[],
+        metavar="REWARD",
         help="of a model folder: builtin:NAME or FILE.py[:FUNCTION]; may be repeated",
-    )  # fmt: skip
+    )
     command.add_argument("--prompt-key", default="", metavar="COLUMN", help="column of the prompt")
     command.add_argument("--ground-truth-key", default="", metavar="COLUMN", help="column of the answer")
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command.add_argument(
+        "--nodes", type=int, default=0, metavar="N", help="nodes (default: as few as one engine needs)"
+    )
+    command.add_argument(
+        "--submit", type=Path, metavar="SITE_FILE", help="submit it as a Slurm job, which writes --out"
+    )
     command.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for samples and result")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(action=_eval)

@@ -22,9 +22,10 @@ def add_init(commands: "Parsers") -> None:
         help="column of the prompt (default: one with a usual name)",
     )
     command.add_argument(
-        "--ground-truth-key", metavar="COLUMN",
+        "--ground-truth-key",
+        metavar="COLUMN",
         help="column of the reference answer; '' for none (default: one with a usual name)",
-    )  # fmt: skip
+    )
     command.add_argument("--val", action="append", default=[], help="file of held-out prompts; repeatable")
     command.add_argument(
         "--reward", help="builtin:NAME or a Python file with compute_score (default without --judge)"

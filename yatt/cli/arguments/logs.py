@@ -37,10 +37,15 @@ def _logs(arguments: argparse.Namespace) -> int:
     from yatt.obs.terminal.log_lines import LEVELS, LogFilter
 
     shown = LogFilter(
-        level=LEVELS[arguments.level.upper()], text=arguments.grep, is_all=arguments.all,
+        level=LEVELS[arguments.level.upper()],
+        text=arguments.grep,
+        is_all=arguments.all,
         since_s=since_s(arguments.since, clock.wall_s()),
-    )  # fmt: skip
+    )
     chosen = Chosen(
-        role=arguments.role, attempt=arguments.attempt, most=arguments.lines, filter=shown,
-    )  # fmt: skip
+        role=arguments.role,
+        attempt=arguments.attempt,
+        most=arguments.lines,
+        filter=shown,
+    )
     return print_logs(arguments.run, chosen, follow=arguments.follow)

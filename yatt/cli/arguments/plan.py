@@ -16,9 +16,12 @@ def add_plan(commands: "Parsers") -> None:
     command.add_argument("--gpu-gib", type=float, default=80.0, help="memory of a GPU in GiB (default: 80)")
     command.add_argument("--host-gib", type=float, default=0.0, help="host memory of a node in GiB")
     command.add_argument(
-        "--shm-gib", type=float, default=0.0, metavar="N",
+        "--shm-gib",
+        type=float,
+        default=0.0,
+        metavar="N",
         help="size of a node's memory filesystem in GiB (default: half of --host-gib)",
-    )  # fmt: skip
+    )
     command.add_argument("--run", type=Path, help="take lengths, speeds and times from this run folder")
     for option, metavar, text in (
         ("--tokens", "MEAN", "tokens per completion (default: measured, else half of max_response_tokens)"),

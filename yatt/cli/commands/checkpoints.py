@@ -128,29 +128,24 @@ def _print_verified(found: Verified) -> None:
 
 
 def export_checkpoint(
-    source: Source, iteration: int, target: Path, model: Path | None, family: Path | None, dtype: str
+    source: Source, iteration: int, target: Path, model: Path | None, family: Path | None, form: FolderForm
 ) -> int:
-    """Writes a checkpoint's weights as a Hugging Face folder.
-
-    Args:
-        dtype: of the weights; empty: of the model's own copy.
-    """
+    """Writes a checkpoint's weights, the policy's or the critic's, as a Hugging Face folder."""
     check_target(target)
     name = chosen_manifest(source, iteration)
-    folder = model_folder(source, model, family)
+    folder = model_folder(source, model, family, is_critic=bool(form.prefix))
     manifest = manifest_of(source, name)
-    progress = ByteProgress("export", weight_bytes(manifest, dtype))
+    progress = ByteProgress("export", weight_bytes(manifest, form))
     try:
-        written = export_as_hf(
-            source.checkpoints, name, folder, target, progress.tick, FolderForm(dtype=dtype)
-        )
+        written = export_as_hf(source.checkpoints, name, folder, target, progress.tick, form)
     finally:
         progress.clear()
     has_more = written != MAIN and any(
-        piece.key.startswith("main.") for file in manifest.files for piece in file.tensors
+        piece.key.startswith(f"{form.prefix}main.") for file in manifest.files for piece in file.tensors
     )
     more = f" (the checkpoint has {MAIN} copies too: --dtype {MAIN})" if has_more else ""
-    _print(f"{target}: the weights of iteration {named_commit(name).iteration}, in {written}{more}")
+    whose = "the critic's weights" if form.prefix else "the weights"
+    _print(f"{target}: {whose} of iteration {named_commit(name).iteration}, in {written}{more}")
     return EXIT_FINISHED
 
 

@@ -44,6 +44,7 @@ def _config(arguments: argparse.Namespace) -> int:
 def _loaded(path: Path, more: list[str]) -> "tuple[RunConfig, dict[str, str]]":
     from yatt.adapters.run_folder.run_config import load_run
     from yatt.config.origin import load_with_origins, origins_of_run
+    from yatt.config.tree import files_and_arguments
     from yatt.errors import ConfigError
     from yatt.paths import RunPaths
 
@@ -54,8 +55,7 @@ def _loaded(path: Path, more: list[str]) -> "tuple[RunConfig, dict[str, str]]":
         paths.check_is_run()
         config = load_run(paths)
         return config, origins_of_run(config)
-    overlays = [Path(part) for part in more if "=" not in part]
-    return load_with_origins([path, *overlays], [part for part in more if "=" in part])
+    return load_with_origins(*files_and_arguments(path, more))
 
 
 def _at(value: Any, key: str) -> Any:

@@ -3,12 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from yatt import clock
+from yatt.adapters.files.files import make_private
 from yatt.adapters.machine.nvml import visible_count
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.checkpoint.convert.export import export_as_hf, weight_bytes
@@ -18,17 +20,20 @@ from yatt.cli.progress import ByteProgress
 from yatt.cli.sources import chosen_manifest, manifest_of, model_folder, run_source
 from yatt.config.load import load_run_config
 from yatt.config.schema import RunConfig
+from yatt.config.site import load_site
+from yatt.config.sizes import engine_node_gpus
 from yatt.core.attempts.checkpoint_names import named_commit
+from yatt.core.figures.evaluation import EvalResult, EvaluatedSample, encoded_result
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError
-from yatt.evaluation.evaluate import evaluated_samples
-from yatt.evaluation.host import ended_by_signals, private_folder
+from yatt.evaluation.evaluate import ended_by_signals, evaluate_here, private_folder
 from yatt.evaluation.request import BareModel, EvalOptions, EvalSettings, bare_config, evaluation_settings
-from yatt.evaluation.result import EvalResult, encoded_result, result_of, result_table, write_files
-from yatt.evaluation.samples import EvaluatedSamples
+from yatt.evaluation.result import copy_result, read_result, read_samples, result_table
+from yatt.evaluation.submitting import submit_evaluation, with_run_folder
 from yatt.launch.checks.preflight import check_evaluation
 from yatt.launch.folder.folder import refuse_strangers_run
 from yatt.launch.node.device import device_of
 from yatt.launch.resolve.data_files import made_folder, with_made_data
+from yatt.launch.resolve.site_defaults import are_engines_here
 from yatt.models.folder import CONFIG
 from yatt.paths import RunPaths
 from yatt.printable import printable, printable_lines
@@ -45,6 +50,7 @@ class EvalSource:
         shown: the folder that was named.
         run: run folder of the checkpoint to export; None: `model` itself is sampled.
         iteration: of the run whose policy `model` is.
+        is_bare: there is no run file.
     """
 
     config: RunConfig
@@ -52,6 +58,7 @@ class EvalSource:
     shown: str
     run: Path | None = None
     iteration: int | None = None
+    is_bare: bool = False
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -63,44 +70,111 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """
     if arguments.out is not None:
         arguments.out = arguments.out.absolute()
-        check_target(arguments.out)
+        _check_out(arguments.out)
+    if arguments.max_tokens is not None and arguments.max_tokens < 1:
+        raise ConfigError("--max-tokens: write 1 or more.")
     words = [word for word in arguments.more if "=" in word]
     options = _options(arguments, tuple(word for word in arguments.more if "=" not in word))
     source = _source(arguments, options)
-    device = device_of(_wanted_device(source.config, options))
+    if arguments.submit is not None:
+        return _submitted(arguments, source, options, words)
+    device = device_of(source.config.launch.device if options.device == "auto" else options.device)
     gpus = visible_count(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else 0
     if device == "cuda" and not gpus:
         raise ConfigError("CUDA_VISIBLE_DEVICES is empty: no GPU may be used; set it, or write --device cpu.")
+    if 0 < gpus < options.nodes:
+        raise ConfigError(f"--nodes {options.nodes}: this machine gives {gpus} GPUs; write fewer.")
+    gpus //= max(1, options.nodes)
     settings = evaluation_settings(source.config, options, words, source.model, gpus)
     shown = Shower(is_quiet=arguments.json)
     with ended_by_signals(), private_folder(settings.config) as folder:
-        earlier = [made_folder(run) for run in (source.config.run.dir, source.shown)]  # of a moved run too
-        config = with_made_data(settings.config, folder / "made", earlier)
+        config = with_made_data(settings.config, folder / "made", _earlier(source))
         check_evaluation(config, has_weights=source.run is None)
+        out = folder / "result"
         with _model_of(source, arguments.iteration, folder) as (model, iteration):
-            config = replace(config, model=replace(config.model, path=str(model)))
-            sampled = evaluated_samples(replace(settings, config=config), folder, device, shown)
-    shown.clear()
-    result = result_of(settings, sampled, source.shown, iteration)
-    return _told(arguments, settings, result, sampled)
+            config = replace(
+                config,
+                run=replace(config.run, dir=str(folder / "run")),
+                model=replace(config.model, path=str(model)),
+                launch=replace(config.launch, device="cuda" if device == "cuda" else "cpu"),
+            )
+            evaluate_here(config, settings.request(source.shown, iteration, out), device, shown)
+        shown.clear()
+        return _told(arguments, settings, out)
 
 
-def _told(
-    arguments: argparse.Namespace, settings: EvalSettings, result: EvalResult, sampled: EvaluatedSamples
+def _check_out(out: Path) -> None:
+    """Refuses a folder that cannot be made at the end, when it would cost all samples.
+
+    Raises:
+        ConfigError: it exists and is not empty, or the folder that it would be in cannot be written.
+    """
+    check_target(out)
+    try:
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent).cleanup()
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out}: nothing can be written in {out.parent} ({error.strerror}); write another folder."
+        ) from error
+
+
+def _submitted(
+    arguments: argparse.Namespace, source: EvalSource, options: EvalOptions, words: list[str]
 ) -> int:
-    """Prints the result before it writes files: a full disk must not cost it."""
+    """Submits the evaluation as a job, which writes the result by itself.
+
+    Raises:
+        ConfigError: an argument, the model, the data, a function or the cluster does not fit; nothing was
+            queued.
+    """
+    if arguments.out is None:
+        raise ConfigError("--submit: write --out FOLDER, in which the result is to appear.")
+    gpus = 0 if source.is_bare else engine_node_gpus(source.config)
+    settings = evaluation_settings(source.config, options, words, source.model, gpus)
+    site, config = load_site(arguments.submit), with_run_folder(settings.config, arguments.out)
+    config = with_made_data(config, None, _earlier(source))
+    check_evaluation(config, has_weights=source.run is None, engines_are_here=are_engines_here(site))
+    if source.run is not None:
+        make_private(made_folder(config.run.dir))
+    with _model_of(source, arguments.iteration, made_folder(config.run.dir)) as (model, iteration):
+        config = replace(config, model=replace(config.model, path=str(model)))
+        submit_evaluation(config, site, settings.request(source.shown, iteration, arguments.out))
+    return EXIT_FINISHED
+
+
+def _told(arguments: argparse.Namespace, settings: EvalSettings, found: Path) -> int:
+    """Prints the result before it writes files: a full disk must not cost it, nor a closed pipe the files.
+
+    Args:
+        found: folder of samples and result.
+    """
+    result = read_result(found)
+    try:
+        _show_result(arguments, settings, found, result)
+    finally:
+        if arguments.out is not None:
+            copy_result(found, arguments.out)
+    if arguments.out is not None:
+        sys.stderr.write(printable(f"yatt: {arguments.out} has the samples and the result") + "\n")
+    has_some = any(each.scored for each in result.overall.rewards.values())
+    return EXIT_FINISHED if has_some else EXIT_FAILED
+
+
+def _show_result(
+    arguments: argparse.Namespace, settings: EvalSettings, found: Path, result: EvalResult
+) -> None:
     if arguments.json:
         sys.stdout.write(encoded_result(result).decode() + "\n")
     else:
         sys.stdout.write(printable(f"{_place(result)}: {_in_words(settings)}") + "\n\n")
         sys.stdout.writelines(f"{printable(line)}\n" for line in result_table(result))
     sys.stdout.flush()
-    _show_failures(settings, sampled)
-    if arguments.out is not None:
-        write_files(arguments.out, result, sampled.samples)
-        sys.stderr.write(printable(f"yatt: {arguments.out} has the samples and the result") + "\n")
-    has_some = any(found.scored for found in result.overall.rewards.values())
-    return EXIT_FINISHED if has_some else EXIT_FAILED
+    _show_failures(settings, result.too_long, list(read_samples(found)))
+
+
+def _earlier(source: EvalSource) -> list[Path]:
+    """Returns folders of data that was made for the run, which may have been moved."""
+    return [made_folder(run) for run in (source.config.run.dir, source.shown)]
 
 
 def _place(result: EvalResult) -> str:
@@ -115,16 +189,16 @@ def _in_words(settings: EvalSettings) -> str:
     return ", ".join(parts)
 
 
-def _show_failures(settings: EvalSettings, sampled: EvaluatedSamples) -> None:
+def _show_failures(settings: EvalSettings, too_long: int, samples: Sequence[EvaluatedSample]) -> None:
     """Tells the first reason of each kind of failure."""
-    if sampled.too_long:
+    if too_long:
         limit = settings.config.data.max_prompt_tokens
-        _say(f"{_counted(sampled.too_long, 'prompt')} longer than data.max_prompt_tokens {limit}: not used")
-    failed = [sample.failed for sample in sampled.samples if sample.failed]
+        _say(f"{_counted(too_long, 'prompt')} longer than data.max_prompt_tokens {limit}: not used")
+    failed = [sample.failed for sample in samples if sample.failed]
     if failed:
         _say(f"{_counted(len(failed), 'sample')} without a completion; the first: {failed[0]}")
     for name in settings.names:
-        lost = [s.no_score[name] for s in sampled.samples if s.has_failed_score(name)]
+        lost = [s.no_score[name] for s in samples if s.has_failed_score(name)]
         if lost:
             _say(f"{_counted(len(lost), 'sample')} without a score of '{name}'; the first: {lost[0]}")
 
@@ -168,10 +242,17 @@ class Shower:
 
 def _options(arguments: argparse.Namespace, data: tuple[str, ...]) -> EvalOptions:
     return EvalOptions(
-        data=data, n=arguments.n, temperature=arguments.temperature, limit=arguments.limit or 0,
-        seed=arguments.seed, ks=_ks(arguments.k), device=arguments.device,
+        data=data,
+        n=arguments.n,
+        temperature=arguments.temperature,
+        limit=arguments.limit or 0,
+        nodes=arguments.nodes,
+        may_span=arguments.nodes > 1 or arguments.submit is not None,
+        seed=arguments.seed,
+        ks=_ks(arguments.k),
+        device=arguments.device,
         pass_at=1.0 if arguments.pass_at is None else arguments.pass_at,
-    )  # fmt: skip
+    )
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -192,7 +273,8 @@ def _source(arguments: argparse.Namespace, options: EvalOptions) -> EvalSource:
     if is_model:
         if arguments.iteration:
             raise ConfigError(f"--iteration: {folder} is a model folder and has no checkpoints; remove it.")
-        return EvalSource(config=_config_of_model(arguments, options), model=folder, shown=str(folder))
+        config, is_bare = _config_of_model(arguments, options), arguments.like is None
+        return EvalSource(config=config, model=folder, shown=str(folder), is_bare=is_bare)
     found = run_folder(folder).absolute()
     if not found.is_dir():
         raise ConfigError(f"{folder} is neither a run nor a model folder: there is no such folder.")
@@ -228,16 +310,19 @@ def _source_of_run(arguments: argparse.Namespace, run: Path) -> EvalSource:
 
 def _bare(arguments: argparse.Namespace) -> BareModel:
     return BareModel(
-        rewards=tuple(arguments.reward), prompt_key=arguments.prompt_key,
-        ground_truth_key=arguments.ground_truth_key, max_tokens=arguments.max_tokens or 0,
-    )  # fmt: skip
+        rewards=tuple(arguments.reward),
+        prompt_key=arguments.prompt_key,
+        ground_truth_key=arguments.ground_truth_key,
+        max_tokens=arguments.max_tokens or 0,
+    )
 
 
 def _refuse_bare(bare: BareModel, why: str) -> None:
     for option, value in (
-        ("--reward", bare.rewards), ("--prompt-key", bare.prompt_key),
+        ("--reward", bare.rewards),
+        ("--prompt-key", bare.prompt_key),
         ("--ground-truth-key", bare.ground_truth_key),
-    ):  # fmt: skip
+    ):
         if value:
             raise ConfigError(f"{option} is for a model folder: {why}.")
 
@@ -248,10 +333,6 @@ def _with_length(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
     return replace(config, rollout=replace(config.rollout, max_response_tokens=arguments.max_tokens))
 
 
-def _wanted_device(config: RunConfig, options: EvalOptions) -> str:
-    return config.launch.device if options.device == "auto" else options.device
-
-
 @contextmanager
 def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tuple[Path, int | None]]:
     """Gives the model folder to sample, and the iteration of its run; exports the checkpoint of a run."""
@@ -260,10 +341,11 @@ def _model_of(source: EvalSource, iteration: int, folder: Path) -> Iterator[tupl
         return
     where = run_source(source.run)
     name = chosen_manifest(where, iteration)
-    target = folder / "model"
+    target = folder / f"policy-{named_commit(name).iteration}"
     progress = ByteProgress("export", weight_bytes(manifest_of(where, name)))
     try:
-        export_as_hf(where.checkpoints, name, model_folder(where, None, None), target, progress.tick)
+        if not target.exists():  # it appears when it is whole
+            export_as_hf(where.checkpoints, name, model_folder(where, None, None), target, progress.tick)
     finally:
         progress.clear()
     yield target, named_commit(name).iteration

@@ -311,12 +311,17 @@ def _judge(arguments: argparse.Namespace) -> str:
     template = "".join(f"      {line}\n" if line else "\n" for line in JUDGE_TEMPLATE.split("\n"))
     chat = "true" if _has_chat_template(Path(arguments.judge)) else "false"
     lines = (
-        "genrms:", "  # A generative reward model: the pattern's last match in its text is the score.",
-        "  - name: judge", f"    model: {_flow(arguments.judge)}",
-        f"    dtype: {'float32' if arguments.cpu else 'bfloat16'}", f"    chat: {chat}",
-        "    template: |-", template.rstrip("\n"),
-        "    verdict: {pattern: 'score:\\s*(\\d+)', minimum: 0, maximum: 10}", "    max_tokens: 1024",
-    )  # fmt: skip
+        "genrms:",
+        "  # A generative reward model: the pattern's last match in its text is the score.",
+        "  - name: judge",
+        f"    model: {_flow(arguments.judge)}",
+        f"    dtype: {'float32' if arguments.cpu else 'bfloat16'}",
+        f"    chat: {chat}",
+        "    template: |-",
+        template.rstrip("\n"),
+        "    verdict: {pattern: 'score:\\s*(\\d+)', minimum: 0, maximum: 10}",
+        "    max_tokens: 1024",
+    )
     small = "".join(f"    {line.strip()}\n" for line in SMALL.splitlines()) if arguments.cpu else ""
     return "\n".join(lines) + "\n" + small
 

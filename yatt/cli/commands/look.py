@@ -24,7 +24,7 @@ from yatt.obs.page.thumbnails import Thumbnail
 from yatt.obs.story.account import Account, saves_in_words
 from yatt.obs.story.slabs_now import slabs_in_words
 from yatt.obs.story.view import RunView, counter_lines
-from yatt.obs.story.words import duration_in_words
+from yatt.obs.story.words import duration_in_words, evaluated_in_words
 from yatt.obs.terminal.console import Console
 from yatt.obs.terminal.screen import Screen
 from yatt.paths import RunPaths
@@ -68,10 +68,10 @@ def status(run: Path, *, as_json: bool) -> int:
         waits = "what the run writes waits for it for a while" if summary["state"] in LIVELY else WRITES
         _say(f"  disk        {no_room} in the run folder. Make room, or ask for a larger quota: {waits}.")
     _print_job(found.job)
-    _print_progress(summary)
-    if found.limit is not None:
-        _say(f"  limit       {found.limit.in_words()}")
-    _print_account(found.account)
+    if summary["kind"] == "evaluation":
+        _print_evaluated(summary)
+    else:
+        _print_training(found)
     _print_slabs(summary)
     for changed in summary["changes"]:
         _say(f"  changed     after attempt {changed['after']}: {'; '.join(changed['words'])}")
@@ -149,13 +149,14 @@ def _print_job(job: JobView) -> None:
 
 
 def _print_failure(summary: dict[str, Any]) -> None:
+    waits = "waits " if summary["state"] in LIVELY else "waited"
     for alarm in summary["alarms"]:
         _say(f"  ALARM       {alarm['name']}: {alarm['message']}")
     for who, error in list(summary["waits"].items())[:1]:
         others = f" and {len(summary['waits']) - 1} more" if len(summary["waits"]) > 1 else ""
-        _say(f"  waits       {who}{others} for the checkpoint store: {error}")
+        _say(f"  {waits}      {who}{others} for the checkpoint store: {error}")
     for who, error in summary["silent_judges"].items():
-        _say(f"  waits       for {who}: {error}")
+        _say(f"  {waits}      for {who}: {error}")
     if dropped := summary["dropped_groups"]:
         why = summary["dropped_why"] or "see metrics.jsonl and events.jsonl for the reason"
         _say(f"  dropped     {dropped} prompt groups; {why}")
@@ -163,6 +164,21 @@ def _print_failure(summary: dict[str, Any]) -> None:
         summary["late_writes"], summary["lost_lines"], summary["killed_reward_calls"]
     ):
         _say(f"  counted     {sentence}")
+
+
+def _print_training(found: Summary) -> None:
+    _print_progress(found.fields)
+    if found.limit is not None:
+        _say(f"  limit       {found.limit.in_words()}")
+    _print_account(found.account)
+
+
+def _print_evaluated(summary: dict[str, Any]) -> None:
+    """Prints what is done of an evaluation, which has neither iterations nor checkpoints."""
+    if summary["state"] in LIVELY:
+        _say(f"  at          {summary['phase']}")
+    for genrms, (done, total) in summary["evaluated"].items():
+        _say(f"  prompts     {done} of {total} {evaluated_in_words(genrms)}")
 
 
 def _print_progress(summary: dict[str, Any]) -> None:
@@ -219,7 +235,7 @@ def _follow(view: RunView) -> int:
             if clock.monotonic_s() - asked_s > JOB_S or view.is_finished:
                 asked_s = clock.monotonic_s()
                 job = job_view(view.paths, Slurm())
-                state, why = state_in_words(view.paths, view.ended or "running", job)
+                state, why = state_in_words(view.paths, view.story.ended or "running", job)
                 if state not in LIVELY and (text := f"{state}: {why}" if why else state) != said:
                     console.say(text)
                     said = text

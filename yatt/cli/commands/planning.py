@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from yatt.config.load import load_command
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
 from yatt.core.gpus.placement import ROLLOUT, genrm_role
-from yatt.errors import EXIT_USER_MISTAKE, ConfigError
+from yatt.errors import EXIT_USER_MISTAKE, ConfigError, Finding
 from yatt.forecast.measured import measured_figures
 from yatt.forecast.memory.advice import check_possible, nearest_in_words, plan_faults
 from yatt.forecast.memory.fit import GIB, MemoryPlan, memory_plan
 from yatt.forecast.memory.ranks import planned_layout
 from yatt.forecast.memory.times import HardwareRates, IterationTimes, TimeInputs, iteration_times
+from yatt.forecast.memory.trainer import TrainerMemory
 from yatt.forecast.time.figures import RunFigures, mean_length
 from yatt.launch.checks.planned_memory import models_of
 from yatt.models.model import Model
@@ -41,7 +43,10 @@ def plan(arguments: argparse.Namespace) -> int:
     inputs = time_inputs(arguments, config)
     times = iteration_times(config, models, found, inputs)
     if arguments.json:
-        said = plan_as_json(config, found) | {"fits": not faults, "faults": dict(faults)}
+        said = plan_as_json(config, found) | {
+            "fits": not faults,
+            "faults": {each.key: replace(each, key="").in_words() for each in faults},
+        }
         print(json.dumps(said | {"seconds": seconds_by_part(times), "total_s": times.total_s}))
     else:
         for line in (
@@ -66,9 +71,14 @@ def check_numbers(arguments: argparse.Namespace) -> None:
         ConfigError: one is.
     """
     for option, least, most in (
-        ("gpu_gib", 1.0, 1e6), ("host_gib", 0.0, 1e6), ("shm_gib", 0.0, 1e6), ("tokens", 0.0, 1e9),
-        ("mfu", 0.0, 1.0), ("peak_tflops", 0.0, 1e6), ("memory_tbps", 0.0, 1e6),
-    ):  # fmt: skip
+        ("gpu_gib", 1.0, 1e6),
+        ("host_gib", 0.0, 1e6),
+        ("shm_gib", 0.0, 1e6),
+        ("tokens", 0.0, 1e9),
+        ("mfu", 0.0, 1.0),
+        ("peak_tflops", 0.0, 1e6),
+        ("memory_tbps", 0.0, 1e6),
+    ):
         value = getattr(arguments, option)
         if not (least <= value <= most and (value == 0 or value >= LEAST_RATE)):
             raise ConfigError(
@@ -125,9 +135,11 @@ def times_in_words(times: IterationTimes, inputs: TimeInputs) -> list[str]:
 def seconds_by_part(times: IterationTimes) -> dict[str, float]:
     """Seconds by part."""
     return {
-        "rollout": times.rollout_s, "verdicts": times.verdicts_s, "training": times.train_s,
+        "rollout": times.rollout_s,
+        "verdicts": times.verdicts_s,
+        "training": times.train_s,
         "offload and onload": times.switch_s,
-    }  # fmt: skip
+    }
 
 
 def planned_config(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig:
@@ -141,12 +153,12 @@ def planned_config(file: Path, more: Sequence[str], gpu_bytes: int) -> RunConfig
     except ConfigError as error:
         try:
             config = load_command(file, more, rules=lambda _: ())
-            if not any(key.startswith("trainer.") for key, _ in broken_relations(config)):
+            if not any(fault.key.startswith("trainer.") for fault in broken_relations(config)):
                 raise error
             advice = nearest_in_words(config, trained_model(config), gpu_bytes)
         except ConfigError:
             raise error from None
-        raise ConfigError(f"{error}\n  {advice}") from error
+        raise ConfigError(heading=error.heading, findings=[*error.findings, Finding(says=advice)]) from error
 
 
 def plan_in_words(config: RunConfig, models: dict[str, Model], found: MemoryPlan) -> list[str]:
@@ -178,48 +190,64 @@ def bytes_by_part(found: MemoryPlan) -> dict[str, dict[str, int]]:
     stage = found.worst
     tables = {
         f"GPU that trains, pipeline stage {stage.stage} of {len(found.trainer)}": {
-            "weights": stage.weights, "gradients (float32)": stage.gradients,
+            "weights": stage.weights,
+            "gradients (float32)": stage.gradients,
             "optimizer (this rank's part)": 0 if stage.slots else stage.optimizer,
             "reference model": stage.others.reference,
-            "critic: weights": stage.others.critic_weights,
-            "critic: gradients (float32)": stage.others.critic_gradients,
-            "critic: optimizer": 0 if stage.slots else stage.others.critic_optimizer,
+            **_critic_bytes(stage),
             "activations": stage.activations,
             "logits and last norm, at the end of the forward pass": stage.head,
             "one layer's backward pass, later than these": stage.layer,
             "optimizer's temporary tensors, later than these": stage.step,
             "parts of the optimizer, which is on the host, later than these": stage.slots,
-            "process, sleeping workers": found.other, "peak": found.trainer_peak,
+            "process, sleeping workers": found.other,
+            "peak": found.trainer_peak,
         },
         **{
             f"GPU of {engine.role}": {
-                "weights": engine.weights, "KV cache": engine.kv_cache,
-                "graphs, activations": engine.other - engine.logits, "logits": engine.logits,
-                "sleeping workers": engine.sleeping, "sum": engine.peak,
+                "weights": engine.weights,
+                "KV cache": engine.kv_cache,
+                "graphs, activations": engine.other - engine.logits,
+                "logits": engine.logits,
+                "sleeping workers": engine.sleeping,
+                "sum": engine.peak,
             }
             for engine in found.engines
         },
         **{
             f"host memory of each {host.kind} node": {
-                "weights": host.weights, "optimizer": host.optimizer,
+                "weights": host.weights,
+                "optimizer": host.optimizer,
                 "reference model": host.others.reference,
                 "critic and its optimizer": host.others.critic,
                 "weights fetched from other nodes": host.fetched,
                 "of these, whole because the engine's cut is not known": host.unknown,
                 "former version of weights given to other nodes": host.given,
-                "sleeping GenRMs": host.genrms, "prepared pictures": host.media,
-                "processes": host.processes, "sum": host.total,
+                "sleeping GenRMs": host.genrms,
+                "prepared pictures": host.media,
+                "processes": host.processes,
+                "sum": host.total,
                 "of the sum, in the memory filesystem": host.in_shm,
             }
             for host in found.hosts
         },
-    }  # fmt: skip
+    }
     return tables
 
 
-def fit_in_words(faults: list[tuple[str, str]]) -> list[str]:
+def _critic_bytes(stage: TrainerMemory) -> dict[str, int]:
+    others = stage.others
+    return {
+        "critic: weights": others.critic_weights if others.critic_kept else 0,
+        "critic: gradients (float32)": others.critic_gradients if others.critic_kept else 0,
+        "critic: optimizer": 0 if stage.slots or others.critic_turn else others.critic_optimizer,
+        "all of this without the policy, in the critic's turn": others.critic_turn,
+    }
+
+
+def fit_in_words(faults: list[Finding]) -> list[str]:
     """Whether it fits, and what to change."""
-    return [f"does not fit: {key}: {says}" for key, says in faults] or ["fits"]
+    return [f"does not fit: {fault.in_words()}" for fault in faults] or ["fits"]
 
 
 def plan_as_json(config: RunConfig, found: MemoryPlan) -> dict[str, Any]:

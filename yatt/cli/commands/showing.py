@@ -56,8 +56,14 @@ CURE = "Write `logging: {rollouts: all}` in the run file to record every sample 
 
 
 def _not_recorded(paths: RunPaths, iteration: int) -> str:
-    section, known = load_run(paths).logging, list(iterations_of(paths.rollouts))
-    says = f"no sample of iteration {iteration} of {paths.root} is recorded."
+    config, known = load_run(paths), list(iterations_of(paths.rollouts))
+    section, view = config.logging, open_view(paths.root)
+    view.refresh()
+    newest = max(view.story.iteration, *known, 0)
+    later = f": the run is at iteration {newest}" if iteration > newest else ""
+    says = f"no sample of iteration {iteration} of {paths.root} is recorded{later}."
+    if config.is_given:
+        return f"{says} With run.kind: {config.run.kind} completions are rows of data.train_files."
     if section.rollouts != "all":
         return f"{says} {CURE}"
     have = f"{known[0]} to {known[-1]} are" if known else "no iteration is"
@@ -69,9 +75,12 @@ def _not_recorded(paths: RunPaths, iteration: int) -> str:
 
 def _as_json(found: RecordedIteration, sample: int | None) -> Record:
     head = {
-        "iteration": found.iteration, "attempt": found.attempt, "is_whole": found.is_whole,
-        "unreadable_lines": found.num_unreadable, "missing_files": found.num_missing,
-    }  # fmt: skip
+        "iteration": found.iteration,
+        "attempt": found.attempt,
+        "is_whole": found.is_whole,
+        "unreadable_lines": found.num_unreadable,
+        "missing_files": found.num_missing,
+    }
     if sample is None:
         return {**head, "samples": found.samples}
     return {**head, "sample": found.samples[0], "judged": found.judged}
@@ -137,18 +146,25 @@ def _preview(key: str, each: Record) -> Iterable[str]:
 def _row(each: Record, names: Sequence[str]) -> list[str]:
     scores = _mapping(each, "scores")
     return [
-        _text(each["sample"]), _text(each.get("group")), _text(each.get("num_tokens")),
-        _text(each.get("finish_reason") or None)[:10], *(_number(scores.get(name)) for name in names),
-        _number(each.get("reward")), _number(each.get("advantage")), " ".join(_marks(each)),
-    ]  # fmt: skip
+        _text(each["sample"]),
+        _text(each.get("group")),
+        _text(each.get("num_tokens")),
+        _text(each.get("finish_reason") or None)[:10],
+        *(_number(scores.get(name)) for name in names),
+        _number(each.get("reward")),
+        _number(each.get("advantage")),
+        " ".join(_marks(each)),
+    ]
 
 
 def _marks(each: Record) -> list[str]:
     """Returns words for what happened to a sample besides being trained on."""
     known = (
-        ("dropped", each.get("dropped")), ("failed", each.get("failed")), ("masked", each.get("is_masked")),
+        ("dropped", each.get("dropped")),
+        ("failed", each.get("failed")),
+        ("masked", each.get("is_masked")),
         ("reused", each.get("is_carried")),
-    )  # fmt: skip
+    )
     return [word for word, holds in known if holds]
 
 
@@ -216,7 +232,9 @@ def _judgement(judged: Record) -> Iterable[str]:
     elif judged.get("ranking") is not None:
         verdict = f"ranking {judged['ranking']}"
     else:
-        verdict = f"score {_number(judged.get('score'))}"
+        values = [f"{key} {_number(value)}" for key, value in _mapping(judged, "values").items()]
+        scores = [] if judged.get("score") is None else [f"score {_number(judged['score'])}"]
+        verdict = ", ".join([*scores, *values]) or "no score"
     yield from _block(f"prompt of GenRM {name}{which}", judged.get("prompt"))
     yield from _block(f"answer {_text(judged.get('tries'))} of GenRM {name}: {verdict}", judged.get("answer"))
 
@@ -235,9 +253,14 @@ def _block(title: str, value: Any) -> Iterable[str]:
 def _wrapped(lines: Iterable[str], first: str = "", hanging: str = "") -> Iterable[str]:
     for line in lines:
         yield from textwrap.wrap(
-            line, _width(), initial_indent=first, subsequent_indent=hanging, replace_whitespace=False,
-            drop_whitespace=True, break_on_hyphens=False,
-        ) or [""]  # fmt: skip
+            line,
+            _width(),
+            initial_indent=first,
+            subsequent_indent=hanging,
+            replace_whitespace=False,
+            drop_whitespace=True,
+            break_on_hyphens=False,
+        ) or [""]
 
 
 def _width() -> int:

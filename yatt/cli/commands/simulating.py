@@ -49,9 +49,8 @@ def simulated_config(arguments: argparse.Namespace) -> RunConfig:
     """
     config = _read_config(arguments)
     if config.is_given:
-        raise ConfigError(
-            f"run.kind: {config.run.kind} has no engines, so there is nothing to place; see yatt plan."
-        )
+        says = f"{config.run.kind} has no engines, so there is nothing to place; see yatt plan."
+        raise ConfigError(says, key="run.kind")
     if block_nodes(config) > 1:
         raise ConfigError(
             "an engine of this config spans nodes (tp_size is above the GPUs of a node), which is not "
@@ -254,8 +253,12 @@ def comparison_table(found: Recommendation) -> list[str]:
     best: dict[tuple[Any, ...], SimulatedResult] = {}
     for result in sorted(found.results, key=lambda each: each.iteration_s):
         config = result.alternative.config
-        kind = (config.placement.mode, result.alternative.is_dynamic, config.rollout.ahead,
-                config.rollout.oversample > 1)  # fmt: skip
+        kind = (
+            config.placement.mode,
+            result.alternative.is_dynamic,
+            config.rollout.ahead,
+            config.rollout.oversample > 1,
+        )
         best.setdefault(kind, result)
     shown = [found.own, *(each for each in best.values() if each is not found.own)]
     roles = list(dict.fromkeys(role for each in shown for role in each.idle))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, FILE, at_least
+from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, FILE, OPERATIONAL, at_least
 from yatt.config.sections.training import OptimizerSection
 
 CRITIC_LR = 1e-5
@@ -28,6 +28,11 @@ class CriticSection:
 
     epochs: Annotated[int, COUNT] = 1
     """Passes over the rollout batch per iteration, in mini-batches of trainer.mini_batch_size."""
+
+    swap: Annotated[bool, OPERATIONAL] = False
+    """Policy and critic take turns on the GPUs: one is in its host copy while the other works, so that a GPU
+    needs memory for the larger one instead of both. Each iteration then copies the critic in and out, and the
+    policy in once more (out too, where rollout has GPUs of its own)."""
 
     warmup_iterations: Annotated[int, COUNT_OR_NONE] = 0
     """First iterations in which only the critic is trained and the policy stays as it is."""

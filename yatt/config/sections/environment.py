@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from yatt.config.sections.operation import rule
-from yatt.config.sections.ranges import COUNT, FILE, LINE, SECONDS, Free
+from yatt.config.sections.ranges import COUNT, FILE, LINE, OPERATIONAL, SECONDS, Free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class EnvironmentSection:
     kwargs: dict[str, Free] = field(default_factory=dict)
     """Passed to the function in `episode.kwargs`."""
 
-    timeout_s: Annotated[float, SECONDS] = 60.0
+    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
     """Time limit of one call."""
 
-    trial: bool = True
+    trial: Annotated[bool, OPERATIONAL] = True
     """Before each start, call the function on a few rows, with the ground truth and with an empty text as the
     policy's turn. It is refused if every call fails by a missing key, attribute or name, or a wrong type;
     other failures are told."""

@@ -5,12 +5,16 @@ from typing import Annotated, Literal
 
 from yatt.config.sections.ranges import at_least, range_above, range_between
 
-RunKind = Literal["rl", "sft", "dpo", "reward_model"]
+RunKind = Literal["rl", "sft", "dpo", "reward_model", "evaluation"]
 RowForm = Literal["prompts", "completions", "pairs"]
 
 FORMS: dict[RunKind, RowForm] = {
-    "rl": "prompts", "sft": "completions", "dpo": "pairs", "reward_model": "pairs",
-}  # fmt: skip
+    "rl": "prompts",
+    "sft": "completions",
+    "dpo": "pairs",
+    "reward_model": "pairs",
+    "evaluation": "prompts",
+}
 """What the rows of a run's data have."""
 
 GROUP_SIZES: dict[RowForm, int] = {"completions": 1, "pairs": 2}

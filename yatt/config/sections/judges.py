@@ -3,7 +3,7 @@
 import json
 import urllib.parse
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import (
@@ -14,9 +14,17 @@ from yatt.config.sections.ranges import (
     FREE,
     LINE,
     MOST_S,
+    OPERATIONAL,
     SECONDS,
     range_between,
 )
+
+MOST_WORDS = 32
+"""Most words of a soft verdict."""
+
+GRID_ERROR = 1e-6
+MOST_CRITERIA, MOST_WEIGHT = 64, 1e6
+"""Most criteria of a rubric, each of which is a question and a curve, and the largest weight of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,16 @@ class VerdictSection:
     scores: dict[str, Annotated[float, FINITE]] = field(default_factory=dict)
     """Maps verdicts to scores. Empty: the verdict itself is a plain decimal number."""
 
+    read: Literal["word", "soft"] = "word"
+    """soft: the score is the mean of `scores` by the probabilities of their words where the verdict stands,
+    instead of the score of the word that was written. It needs pattern or choices, and words that begin
+    with different tokens."""
+
+    grid: Annotated[float, range_between(0, 1)] = 0.05
+    """Soft: scores are rounded to multiples of this share of their range, so that equal completions get
+    equal scores. 0: not rounded; groups are then hardly ever flat, and differences of a thousandth are
+    trained on."""
+
     minimum: Annotated[float, FINITE] = -1000.0
     """A number below this is not a valid verdict."""
 
@@ -55,32 +73,154 @@ class VerdictSection:
         rule(self.minimum <= self.maximum, f"minimum {self.minimum:g} is above maximum {self.maximum:g}.")
         kinds = [name for name in ("pattern", "choices", "json_schema") if getattr(self, name)]
         rule(len(kinds) < 2, f"{' and '.join(kinds)} are alternatives; write one of them.")
+        if self.read == "soft":
+            self._check_soft()
+
+    def _check_soft(self) -> None:
+        words = list(self.scores)
+        rule(
+            len(set(self.scores.values())) > 1 and len(words) <= MOST_WORDS and not self.json_schema,
+            f"read: soft needs 2 to {MOST_WORDS} words in scores, of which not all have the same score, and "
+            "pattern or choices.",
+        )
+        rule(all(word.strip() for word in words), "scores: a word of a soft verdict is empty.")
+        steps = round(1 / self.grid) if self.grid else 2
+        rule(
+            not self.grid or (abs(1 / self.grid - steps) < GRID_ERROR and steps % 2 == 0),
+            f"grid: {self.grid:g} is not one divided by an even number; write 0.1, 0.05, 0.02 or 0.01.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriterionSection:
+    """One criterion of a rubric: a question to the GenRM, or a reward function."""
+
+    name: Annotated[str, LINE]
+    """Its name in metrics."""
+
+    text: Annotated[str, FREE] = ""
+    """What is to be met, shown in the template's {criterion} or {criteria}."""
+
+    rule: Annotated[str, LINE] = ""
+    """Instead of a text: the name of an entry of `rewards`, whose score from 0 to 1 is its value."""
+
+    weight: Annotated[float, range_between(-MOST_WEIGHT, MOST_WEIGHT)] = 1.0
+    """Its weight in the score; below 0: what is not to be."""
+
+    required: bool = False
+    """If its value is below 0.5, the score is 0. A required rule is looked at first: if it is not met,
+    nothing is asked."""
+
+    def __post_init__(self) -> None:
+        rule(bool(self.name.strip()), "name is empty.")
+        rule(bool(self.text.strip()) != bool(self.rule), "write either text or rule, exactly one of them.")
+        rule(
+            not self.required or self.weight >= 0,
+            f"required, with weight {self.weight:g}: what is not to be cannot be required; turn it round.",
+        )
+
+
+_OF_WAYS = {
+    "pairs": ("pairwise",), "matchings": ("pairwise",), "list_size": ("listwise",),
+    "orders": ("pairwise", "listwise"), "scores_by": ("pairwise", "listwise"), "criteria": ("rubric",),
+    "criteria_key": ("rubric",), "asks": ("rubric",), "drop": ("rubric",),
+}  # fmt: skip
+"""Keys of a way of judging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingSection:
+    """What a GenRM is asked about a prompt's completions, and how its verdicts become their scores."""
+
+    by: Literal["pointwise", "pairwise", "listwise", "rubric", "own"] = "pointwise"
+    """Judge each completion alone, two of a group against each other, all of a group at once, or each by
+    criteria. own: by what `function` of `path` gives, a way of judging of your own."""
+
+    pairs: Literal["all", "circular", "anchor", "ground_truth", "matchings"] = "all"
+    """Pairwise: all pairs; each with the next one; each with one of the group, drawn by the seed; each with
+    the data row's ground truth; or each with `matchings` others, drawn by the seed."""
+
+    matchings: Annotated[int, COUNT] = 3
+    """With `pairs: matchings`: how many others each completion is compared with, at most."""
+
+    list_size: Annotated[int, COUNT_OR_NONE] = 0
+    """Listwise: a larger group is ranked in lists of so many, each of which shares a completion with the next
+    one. 0: one list of all."""
+
+    orders: Literal["both", "drawn", "one"] = "both"
+    """Pairwise and listwise: both: judge in both orders, so that a preference for a place cancels. drawn: in
+    one of them, drawn by the seed, at half the price. one: in the order of the group."""
+
+    scores_by: Literal["win_rate", "bradley_terry"] = "win_rate"
+    """Pairwise and listwise: from comparisons to scores in [0, 1], within the group."""
+
+    @property
+    def needs_truth(self) -> bool:
+        """Whether completions are compared with the data row's ground truth."""
+        return self.by == "pairwise" and self.pairs == "ground_truth"
+
+    criteria: tuple[CriterionSection, ...] = ()
+    """Rubric: what a completion is to meet. Its score is the weighted sum of their values, divided by the sum
+    of the weights above 0."""
+
+    criteria_key: Annotated[str, LINE] = ""
+    """Rubric: where further criteria stand in the data row, in `extra_info` or another column that `data`
+    names, with dots: a list of objects with text, and as you like name, weight and required."""
+
+    asks: Literal["each", "together"] = "each"
+    """Rubric: one question a criterion; or one question for all, whose verdict is a JSON object with a value
+    for each name."""
+
+    drop: Annotated[float, range_between(0, 0.9)] = 0.0
+    """Rubric: the chance that a criterion is left out of a prompt's judgement, drawn by the seed, so that the
+    policy cannot learn what pleases the judge. Required ones and rules stay."""
+
+    def __post_init__(self) -> None:
+        rule(self.list_size != 1, "list_size: 1 compares nothing; write 2 or more, or 0 for all.")
+        is_rubric, names = self.by == "rubric", [each.name for each in self.criteria]
+        for name, ways in _OF_WAYS.items():
+            known = type(self).__dataclass_fields__[name].default
+            rule(
+                self.by in ways or getattr(self, name) == known,
+                f"{name}: has no effect with by: {self.by}; it is for {' and '.join(ways)}. Remove it.",
+            )
+        rule(
+            not is_rubric or bool(self.criteria or self.criteria_key),
+            "by: rubric needs criteria, or criteria_key; write what is to be met.",
+        )
+        rule(len(set(names)) == len(names), "criteria: two have the same name.")
+        rule(len(names) <= MOST_CRITERIA, f"criteria: more than {MOST_CRITERIA}.")
+        asked = [each for each in self.criteria if each.text]
+        rule(
+            not is_rubric or bool(self.criteria_key) or any(each.weight > 0 for each in asked),
+            "criteria: none that is a text has a weight above 0; without one the judge has no say.",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSection:
     """A judge behind a URL, with OpenAI's chat completions API. It needs no GPU of the run."""
 
-    url: Annotated[str, LINE] = ""
+    url: Annotated[str, LINE, OPERATIONAL] = ""
     """Base URL, for example https://api.openai.com/v1. `model` is then the name of a model there."""
 
-    key_env: Annotated[str, LINE] = ""
+    key_env: Annotated[str, LINE, OPERATIONAL] = ""
     """Environment variable that has the API key. Empty: no key is sent."""
 
-    requests_per_minute: Annotated[int, COUNT_OR_NONE] = 0
+    requests_per_minute: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 0
     """Most requests a minute of the whole run; the nodes have equal shares. 0: no limit."""
 
-    max_concurrency: Annotated[int, COUNT] = 16
+    max_concurrency: Annotated[int, COUNT, OPERATIONAL] = 16
     """Most requests at the same time, per node."""
 
-    timeout_s: Annotated[float, SECONDS] = 120.0
+    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 120.0
     """Time limit of one request."""
 
-    retries: Annotated[int, COUNT_OR_NONE] = 5
+    retries: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 5
     """Retries of a request that failed for a passing reason (429, 5xx, network). The server's Retry-After is
     respected."""
 
-    outage_s: Annotated[float, range_between(0, MOST_S)] = 900.0
+    outage_s: Annotated[float, range_between(0, MOST_S), OPERATIONAL] = 900.0
     """Longest outage of the service that is waited for: while no request of a node has an answer, requests
     that have used their retries are repeated. 0: none."""
 

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from yatt.config.sections.operation import no_credentials, rule
-from yatt.config.sections.ranges import COUNT, COUNT_OR_NONE, SECONDS, SIZE_BYTES, Free, range_between
+from yatt.config.sections.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    OPERATIONAL,
+    SECONDS,
+    SIZE_BYTES,
+    Free,
+    range_between,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +48,7 @@ class MediaSection:
     """Pictures and videos that belong to prompts. One process on each node decodes and prepares them, once
     each; engines and trainer ranks read its files."""
 
-    cache_bytes: Annotated[int, SIZE_BYTES] = 0
+    cache_bytes: Annotated[int, SIZE_BYTES, OPERATIONAL] = 0
     """Memory of each node for prepared pictures, in `launch.shm_dir`, as bytes. A token of a picture takes
     about 3 KiB. 0: a thirty-second part of the node's memory, at most 4 GiB."""
 
@@ -60,12 +68,12 @@ class MediaSection:
     of 14 pixels that are merged by two, 784 pixels are a token. 0: as in the model's folder. With tiles
     (InternVL), this and `min_pixels` limit their number, without the small picture after them."""
 
-    timeout_s: Annotated[float, SECONDS] = 60.0
+    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
     """Longest time to read, decode and prepare one picture."""
 
     video: VideoSection = field(default_factory=VideoSection)
 
-    storage_options: dict[str, Free] = field(default_factory=dict)
+    storage_options: Annotated[dict[str, Free], OPERATIONAL] = field(default_factory=dict)
     """Options passed to fsspec if `data.media_root` is the URL of an object store: endpoint_url, profile ...
     Credentials are refused here: they come from the environment or the driver's own files."""
 

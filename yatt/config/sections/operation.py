@@ -14,8 +14,10 @@ from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FILE,
+    LAYOUT,
     LINE,
     MOST_BYTES,
+    OPERATIONAL,
     SECONDS,
     SEED,
     SIZE_BYTES,
@@ -93,9 +95,9 @@ class RunSection:
     """The run folder, on a filesystem that all nodes see. Relative paths start in the working folder."""
 
     kind: RunKind = "rl"
-    """rl: reinforcement learning. The others train on completions that rows have, without engines. sft:
-    supervised fine-tuning. dpo: direct preference optimization. reward_model: a scalar reward model of pairs
-    (Bradley-Terry), for `genrms[].kind: scalar`."""
+    """rl: reinforcement learning. Three train on completions that rows have, without engines: sft, supervised
+    fine-tuning; dpo, direct preference optimization; reward_model, a scalar reward model of pairs
+    (Bradley-Terry), for `genrms[].kind: scalar`. evaluation: what `yatt eval` makes, which trains nothing."""
 
     share: Literal["private", "group"] = "private"
     """Readers of the run folder: only you, or also your group. Keys and sockets are always private."""
@@ -108,7 +110,7 @@ class RunSection:
     or reward process ends and a prompt group would be dropped, the attempt ends instead. A reward call that
     exceeds its `timeout_s` is repeated with two and then four times the limit."""
 
-    max_attempts_without_progress: Annotated[int, COUNT] = 3
+    max_attempts_without_progress: Annotated[int, COUNT, OPERATIONAL] = 3
     """Number of attempts in a row without a new checkpoint after which the run stops with exit code 93."""
 
     id: Annotated[str, LINE] = ""
@@ -118,11 +120,12 @@ class RunSection:
     from_checkpoint: FromCheckpointSection = field(default_factory=FromCheckpointSection)
     """Start from another run's checkpoint."""
 
-    accept_changed: tuple[Annotated[str, LINE], ...] = ()
+    accept_changed: Annotated[tuple[Annotated[str, LINE], ...], OPERATIONAL] = ()
     """Names of inputs that may be others than before when the run is resumed, from then on (`[]` takes it
     back), although the run would be refused: `tokenizer`, `chat_template`, `model_config`, `weights`,
-    `data.val_files`; with `deterministic` also those that may change otherwise: `rewards[NAME]`,
-    `genrms[NAME].path`, `genrms[NAME].model`, `environment`, `algorithm.path`, `model.family`."""
+    `critic.model_config`, `data.val_files`; with `deterministic` also those that may change otherwise:
+    `rewards[NAME]`, `genrms[NAME].path`, `genrms[NAME].model`, `environment`, `algorithm.path`,
+    `model.family`, `critic.weights`."""
 
     def __post_init__(self) -> None:
         is_plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", self.id) is not None
@@ -135,49 +138,49 @@ class RunSection:
 class LaunchSection:
     """Placement of processes, and time limits."""
 
-    nodes: Annotated[int, range_between(1, 65536)] = 1
+    nodes: Annotated[int, range_between(1, 65536), LAYOUT] = 1
     """Number of nodes; with `yatt run`, virtual nodes on this machine, each with its own controller."""
 
-    gpus_per_node: Annotated[int, range_between(1, 1024)] = 1
+    gpus_per_node: Annotated[int, range_between(1, 1024), LAYOUT] = 1
     """GPUs per node. Without GPUs these are slots: the number of trainer ranks per node."""
 
-    engine_gpus_per_node: Annotated[int, range_between(0, 1024)] = 0
+    engine_gpus_per_node: Annotated[int, range_between(0, 1024), LAYOUT] = 0
     """disaggregated: GPUs of a node that only runs engines; 0: the same as `gpus_per_node`."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], LAYOUT] = "auto"
     """auto uses CUDA if it is available."""
 
-    threads_per_worker: Annotated[int, range_between(1, 65536)] = 1
+    threads_per_worker: Annotated[int, range_between(1, 65536), LAYOUT] = 1
     """Compute threads of each worker process on CPU."""
 
-    bind_workers: bool = True
+    bind_workers: Annotated[bool, OPERATIONAL] = True
     """Bind engines and trainer ranks to the job's CPUs on their GPUs' NUMA nodes."""
 
     nurseries: bool = True
     """Fork workers from a process per node and kind that has imported their libraries. A node so imports them
     once, and a worker that was killed is back sooner. false: start each worker by itself."""
 
-    reward_processes: Annotated[int, COUNT_OR_NONE] = 0
+    reward_processes: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 0
     """Processes per trainer node that run reward functions; 0: one per core, at most 8. A synchronous
     function occupies its process while it runs."""
 
-    scratch_dir: Annotated[str, FILE] = "/tmp"
+    scratch_dir: Annotated[str, FILE, OPERATIONAL] = "/tmp"
     """Node-local folder for sockets, and on nodes with GPUs for compiled code, in `yatt-cache-UID`."""
 
-    shm_dir: Annotated[str, FILE] = "/dev/shm"
+    shm_dir: Annotated[str, FILE, OPERATIONAL] = "/dev/shm"
     """Node-local memory filesystem, through which weights are transferred from trainer to engines."""
 
-    start_timeout_s: Annotated[float, SECONDS] = 300.0
+    start_timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 300.0
     """Time limit for workers to start before the attempt ends. Also the limit for retrying a failed fork, and
     the time for which an engine that initializes counts as making progress (then `lease.stall_s` applies)."""
 
-    phase_timeout_s: Annotated[float, SECONDS] = 3600.0
+    phase_timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 3600.0
     """Time limit without progress at a node in a phase (no token, tensor, micro-batch or reward call) before
     the attempt ends and the node is named. Also the longest wait while a checkpoint store, data or model
     files, or (between attempts) the run folder fail. If a single checkpoint file cannot be read, the wait is
     two minutes, or half of this if shorter."""
 
-    node_silence_s: Annotated[float, SECONDS] = 10.0
+    node_silence_s: Annotated[float, SECONDS, OPERATIONAL] = 10.0
     """Time without a heartbeat after which the leader takes a controller for lost; one is sent every
     second."""
 
@@ -197,51 +200,51 @@ class CheckpointSection:
     """The checkpoint store: a folder or any fsspec URL (s3://bucket/prefix). Empty: `checkpoints`
     in the run folder."""
 
-    save_every: Annotated[int, COUNT_OR_NONE] = 0
+    save_every: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 0
     """Iterations between checkpoints; 0: none by this key. The end of a run is always saved."""
 
-    save_every_minutes: Annotated[float, at_least(0, most=MOST_MINUTES)] = 0.0
+    save_every_minutes: Annotated[float, at_least(0, most=MOST_MINUTES), OPERATIONAL] = 0.0
     """Minutes between checkpoints, for iterations of unequal length; 0: none by this key. The first iteration
     that ends later is saved. If `save_every` is set too, a save is due by whichever comes first."""
 
-    keep: Annotated[int, COUNT] = 2
+    keep: Annotated[int, COUNT, OPERATIONAL] = 2
     """Number of newest committed checkpoints that are kept."""
 
-    keep_every: Annotated[int, COUNT_OR_NONE] = 0
+    keep_every: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 0
     """Keep the first checkpoint at or after every multiple of this number of iterations for ever; 0: none."""
 
-    keep_best: Annotated[int, COUNT_OR_NONE] = 0
+    keep_best: Annotated[int, COUNT_OR_NONE, OPERATIONAL] = 0
     """Number of checkpoints with the best value of `best_metric` that are kept; 0: none. A checkpoint whose
     iteration has no finite value of this metric is not one of them: it stays only by `keep` or
     `keep_every`."""
 
-    best_metric: Annotated[str, LINE] = ""
+    best_metric: Annotated[str, LINE, OPERATIONAL] = ""
     """keep_best: key of the metric in metrics.jsonl, for example critic/rewards/mean."""
 
-    best_mode: Literal["max", "min"] = "max"
+    best_mode: Annotated[Literal["max", "min"], OPERATIONAL] = "max"
     """keep_best: max if a larger value is better, min if a smaller one is."""
 
-    export_final: bool = True
+    export_final: Annotated[bool, OPERATIONAL] = True
     """Write the trained policy as a Hugging Face folder, `model` in the run folder, at the end."""
 
-    max_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
+    max_bytes_per_s: Annotated[int, SIZE_BYTES, OPERATIONAL] = 0
     """Limit of each trainer node's uploads, in bytes per second; 0: none."""
 
-    max_run_bytes_per_s: Annotated[int, SIZE_BYTES] = 0
+    max_run_bytes_per_s: Annotated[int, SIZE_BYTES, OPERATIONAL] = 0
     """Limit of the uploads of all trainer nodes together, which share it evenly; 0: none. With both limits, a
     node has the smaller one."""
 
-    stall_s: Annotated[float, SECONDS] = 60.0
+    stall_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
     """S3: seconds without progress after which a request is given up and repeated. A whole request may take
     any time."""
 
-    local_dir: Annotated[str, LINE] = ""
+    local_dir: Annotated[str, LINE, OPERATIONAL] = ""
     """Folder on a local disk of each trainer node, in which the node keeps its files of the newest two
     checkpoints, so that a restart reads them instead of the store, and its last save if there is no time for
     the store. $NAME is a variable of the node's processes ($TMPDIR). Empty: none. The folder must exist, with
     room for the files of two saves, and 1 GiB."""
 
-    storage_options: dict[str, Free] = field(default_factory=dict)
+    storage_options: Annotated[dict[str, Free], OPERATIONAL] = field(default_factory=dict)
     """Options passed to fsspec: endpoint_url, profile ... Credentials are refused here: they come from the
     environment or the driver's own files."""
 

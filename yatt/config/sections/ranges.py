@@ -1,7 +1,8 @@
-"""Allowed values of keys, declared beside the key and checked by the loader.
+"""Facts about a key, declared beside it: its values, which the loader checks, and whether it may change.
 
     lr: Annotated[float, between(0, 1)]
     dir: Annotated[str, LINE]
+    save_every: Annotated[int, COUNT, OPERATIONAL]
 
 Every number of the run file, the site file and the SFT file has a `Range`, and every text a `Text`. Rules
 between keys are elsewhere: in a section's ``__post_init__``, or in `yatt.config.check`.
@@ -10,7 +11,7 @@ between keys are elsewhere: in a section's ``__post_init__``, or in `yatt.config
 import math
 import unicodedata
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 MOST = 2**31 - 1
 """Largest count that every library accepts."""
@@ -109,6 +110,28 @@ def range_between(low: float, high: float) -> Range:
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e18 else f"{value:g}"
 
+
+Kind = Literal["operational", "layout", "mathematical"]
+
+
+@dataclass(frozen=True, slots=True)
+class Changing:
+    """Whether a resumed run may have another value of a key, or of the keys of a section. A key without it is
+    *mathematical*: it decides what is trained, or which run it is.
+
+    Attributes:
+        kind: *operational* keys do not affect what is trained: limits of time, saves, logs, the number of
+            iterations. *Layout* keys change only in which order numbers are added, where, and with how much
+            memory; with `run.deterministic` they may not change, because a resumed run would no longer be
+            bit-equal.
+        is_size: of an engine's memory or speed: samples differ in their rounding only.
+    """
+
+    kind: Kind
+    is_size: bool = False
+
+
+OPERATIONAL, LAYOUT, ENGINE_SIZE = Changing("operational"), Changing("layout"), Changing("layout", True)
 
 COUNT = at_least(1)
 COUNT_OR_NONE = at_least(0)

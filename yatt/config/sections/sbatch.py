@@ -5,13 +5,24 @@ from collections.abc import Iterator, Mapping
 
 from yatt.config.sections.ranges import LINE
 from yatt.credentials import has_secret, is_secret_name
+from yatt.errors import Finding, mistake_in
 
 OWN_KEYS = {
-    "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint",
-    "time": "time_limit_min", "gpus-per-node": "gpus_directive and gpu_type", "gres": "gpus_directive",
-    "cpus-per-task": "cpus_per_node", "mem": "mem_gb", "exclusive": "exclusive", "nodelist": "nodelist",
-    "signal": "signal_lead_s", "requeue": "requeue", "no-requeue": "requeue",
-}  # fmt: skip
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "constraint": "constraint",
+    "time": "time_limit_min",
+    "gpus-per-node": "gpus_directive and gpu_type",
+    "gres": "gpus_directive",
+    "cpus-per-task": "cpus_per_node",
+    "mem": "mem_gb",
+    "exclusive": "exclusive",
+    "nodelist": "nodelist",
+    "signal": "signal_lead_s",
+    "requeue": "requeue",
+    "no-requeue": "requeue",
+}
 """Options that have their own key in the site file."""
 
 FIXED = {
@@ -52,11 +63,11 @@ _OURS = ("SLURM_", "SBATCH_", "SRUN_", "YATT_", "SUBMITIT_")
 Value = str | int | float | bool
 
 
-def option_faults(key: str, options: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+def option_faults(key: str, options: Mapping[str, Value]) -> Iterator[Finding]:
     """Yields every mistake in the options under `key`."""
     for name, value in options.items():
         if fault := _name_fault(name) or _value_fault(value):
-            yield f"{key}.{name}", fault
+            yield mistake_in(f"{key}.{name}", fault)
 
 
 def _name_fault(name: str) -> str:
@@ -79,18 +90,22 @@ def _value_fault(value: Value) -> str:
     return f"{fault}." if fault else ""
 
 
-def env_faults(variables: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+def env_faults(variables: Mapping[str, Value]) -> Iterator[Finding]:
     """Yields every mistake in the environment variables of the steps."""
     for name, value in variables.items():
         where = f"env.{name}"
         if not _VARIABLE.fullmatch(name):
-            yield where, "this is not a valid variable name; use letters, digits and '_'."
+            yield mistake_in(where, "this is not a valid variable name; use letters, digits and '_'.")
         elif name.startswith(_OURS) or name == "CUDA_VISIBLE_DEVICES":
-            yield where, "Slurm or yatt sets this variable; remove it."
+            yield mistake_in(where, "Slurm or yatt sets this variable; remove it.")
         elif is_secret_name(name) or has_secret(str(value)):
-            yield where, "is a credential, and this file is saved in each run folder; set it in your shell."
+            yield mistake_in(
+                where, "is a credential, and this file is saved in each run folder; set it in your shell."
+            )
         elif isinstance(value, bool):
-            yield where, f"{str(value).lower()} is not text; write '1' or 'true', as the program expects."
+            yield mistake_in(
+                where, f"{str(value).lower()} is not text; write '1' or 'true', as the program expects."
+            )
 
 
 def sbatch_options(

@@ -6,7 +6,11 @@ The other sections and the complete config are in `yatt.config.schema`.
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Literal
 
-from yatt.config.sections.judges import ApiSection as ApiSection, VerdictSection as VerdictSection
+from yatt.config.sections.judges import (
+    ApiSection as ApiSection,
+    JudgingSection as JudgingSection,
+    VerdictSection as VerdictSection,
+)
 from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import (
     COUNT,
@@ -15,7 +19,9 @@ from yatt.config.sections.ranges import (
     FILLED,
     FINITE,
     FREE,
+    LAYOUT,
     LINE,
+    OPERATIONAL,
     SECONDS,
     SHARE,
     SIZE_BYTES,
@@ -49,7 +55,7 @@ class RewardSection:
     batch_size: Annotated[int, COUNT] = 64
     """With scope batch: most samples of a call."""
 
-    batch_wait_s: Annotated[float, SECONDS] = 0.05
+    batch_wait_s: Annotated[float, SECONDS, OPERATIONAL] = 0.05
     """With scope batch: how long a call waits for more samples."""
 
     weight: Annotated[float, FINITE] = 1.0
@@ -58,10 +64,10 @@ class RewardSection:
     kwargs: dict[str, Free] = field(default_factory=dict)
     """Keyword arguments of each call."""
 
-    timeout_s: Annotated[float, SECONDS] = 60.0
+    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
     """Time limit of one call."""
 
-    trial: bool = True
+    trial: Annotated[bool, OPERATIONAL] = True
     """Before each start, call the function on a few rows, with the ground truth and with an empty text as
     completion. It is refused if every call fails by a missing key, attribute or name, or a wrong type; other
     failures are told."""
@@ -85,13 +91,30 @@ class RewardSection:
 MOST_LIKELIEST = 128
 """Most likeliest tokens of a teacher: a completion's have 8 bytes each, for each of its tokens."""
 
+LEAST_SOFT = 0.01
+"""Lowest temperature above 0 at which log-probs are of what was sampled."""
+
+MEASURES = ("confidence", "elsewhere")
+"""What soft verdicts say of themselves: metrics like criteria."""
+
 _OF_SCALARS = ("transform", "label")
 _OF_TEACHERS = ("coef", "data_sources", "top_k")
 _OF_TEXTS = (
-    "judging", "pairs", "swap_positions", "scores_by", "votes", "path", "function", "timeout_s", "verdict",
-    "max_tokens", "temperature", "stop", "retries", "retry_temperature", "on_unparsable", "unparsable_score",
+    "judging",
+    "votes",
+    "path",
+    "function",
+    "timeout_s",
+    "verdict",
+    "max_tokens",
+    "temperature",
+    "stop",
+    "retries",
+    "retry_temperature",
+    "on_unparsable",
+    "unparsable_score",
     "sees",
-)  # fmt: skip
+)
 """Keys of a GenRM that only one kind has."""
 
 
@@ -143,19 +166,7 @@ class GenRMSection:
     completions are then whole conversations, with the answers. The model has to take pictures. A judge behind
     a URL gets them as JPEG files in its messages."""
 
-    judging: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
-    """Judge each completion alone, two of a group against each other, or all of a group at once."""
-
-    pairs: Literal["all", "circular", "anchor", "ground_truth"] = "all"
-    """Pairwise: all pairs; each with the next one; each with one of the group, drawn by the seed; or each
-    with the data row's ground truth."""
-
-    swap_positions: bool = True
-    """Pairwise and listwise: judge in both orders, so that a preference for a position cancels."""
-
-    scores_by: Literal["win_rate", "bradley_terry"] = "win_rate"
-    """Pairwise and listwise: from comparisons to scores in [0, 1], within the group."""
-
+    judging: JudgingSection = field(default_factory=JudgingSection)
     votes: Annotated[int, COUNT] = 1
     """Verdicts per judgement, with different seeds; their mean counts."""
 
@@ -164,13 +175,15 @@ class GenRMSection:
     messages and the completion as one conversation, without a template."""
 
     path: Annotated[str, FILE] = ""
-    """A Python file with a function that gets a GenRM client, instead of template and verdict."""
+    """A Python file with a function that gets a GenRM client, instead of template and verdict; with
+    `judging.by: own`, with one that gives the way of judging."""
 
     function: Annotated[str, LINE] = "compute_score"
     """Name of the function in the file."""
 
-    timeout_s: Annotated[float, SECONDS] = 60.0
-    """Time limit of the function for one completion, without the time that it waits for the GenRM."""
+    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
+    """Time limit of the function for one completion, without the time that it waits for the GenRM. own: for
+    the questions about a group, or its scores."""
 
     verdict: VerdictSection = field(default_factory=VerdictSection)
     weight: Annotated[float, FINITE] = 1.0
@@ -200,32 +213,32 @@ class GenRMSection:
     unparsable_score: Annotated[float, FINITE] = 0.0
     """Score of a verdict that cannot be read. A comparison without verdict counts as a tie instead."""
 
-    engine: Literal["auto", "vllm", "transformers", "scripted"] = "auto"
+    engine: Annotated[Literal["auto", "vllm", "transformers", "scripted"], LAYOUT] = "auto"
     """The inference library; auto uses vLLM if it supports the model."""
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the engine's weights."""
 
-    tp_size: Annotated[int, COUNT] = 1
+    tp_size: Annotated[int, COUNT, LAYOUT] = 1
     """GPUs per engine (tensor parallelism). A divisor of the largest tp_size in the run file; where that is
     larger, several engines are side by side. A multiple of a node's GPUs: the engine spans nodes (vLLM)."""
 
-    max_num_seqs: Annotated[int, COUNT] = 256
+    max_num_seqs: Annotated[int, COUNT, LAYOUT] = 256
     """Maximum number of sequences that one engine runs at the same time."""
 
-    kv_cache_bytes: Annotated[int, SIZE_BYTES] = 0
+    kv_cache_bytes: Annotated[int, SIZE_BYTES, LAYOUT] = 0
     """Size of the KV cache; 0 lets the engine choose."""
 
-    gpu_memory_utilization: Annotated[float, SHARE] = 0.85
+    gpu_memory_utilization: Annotated[float, SHARE, LAYOUT] = 0.85
     """Fraction of GPU memory that one engine may use."""
 
-    enforce_eager: bool = False
+    enforce_eager: Annotated[bool, LAYOUT] = False
     """Run without CUDA graphs."""
 
-    expert_parallel: bool = False
+    expert_parallel: Annotated[bool, LAYOUT] = False
     """Give each GPU of an engine whole experts; as in `rollout`."""
 
-    engine_args: dict[str, EngineValue] = field(default_factory=dict)
+    engine_args: Annotated[dict[str, EngineValue], LAYOUT] = field(default_factory=dict)
     """Options of vLLM, by its names; as in `rollout`."""
 
     def __post_init__(self) -> None:
@@ -236,13 +249,18 @@ class GenRMSection:
         if self.kind != "text":
             self._check_numbers()
             return
+        is_own = self.judging.by == "own"
         rule(
-            bool(self.template) != bool(self.path),
+            not is_own or bool(self.template and self.path),
+            "judging.by: own needs path and function, which give the way of judging, and a template.",
+        )
+        rule(
+            is_own or bool(self.template) != bool(self.path),
             "write either template (with verdict) or path (a Python function), exactly one of them.",
         )
         rule(
-            self.judging == "pointwise" or bool(self.template),
-            f"judging: {self.judging} needs a template; a function judges one completion at a time.",
+            self.judging.by == "pointwise" or bool(self.template),
+            f"judging.by: {self.judging.by} needs a template; a function judges one completion at a time.",
         )
         rule(
             self.votes == 1 or self.temperature > 0,
@@ -251,6 +269,19 @@ class GenRMSection:
         rule(
             self.sees == "none" or bool(self.template),
             "sees: needs a template; functions get text only.",
+        )
+        rule(
+            self.verdict.read == "word" or self.judging.by != "listwise",
+            "verdict.read: soft is for words; a ranking has none.",
+        )
+        rule(
+            self.verdict.read == "word" or not any(0 < each < LEAST_SOFT for each in self._temperatures()),
+            f"verdict.read: soft: a temperature above 0 and below {LEAST_SOFT:g} is none that vLLM samples "
+            "with; write 0, or a larger one.",
+        )
+        rule(
+            self.verdict.read == "word" or "speculative_config" not in self.engine_args,
+            "verdict.read: soft: with speculative_config vLLM gives no log-probs of words; remove it.",
         )
         self._check_pairwise()
 
@@ -280,18 +311,54 @@ class GenRMSection:
         default = known.default if known.default_factory is MISSING else known.default_factory()
         return bool(getattr(self, name) == default)
 
+    def _temperatures(self) -> tuple[float, ...]:
+        """Temperatures at which verdicts are sampled."""
+        return self.temperature, *((self.retry_temperature,) if self.retries else ())
+
     def _check_pairwise(self) -> None:
-        if self.judging != "pairwise":
+        if self.judging.by == "rubric":
+            self._check_rubric()
+        if self.judging.by != "pairwise":
             return
         rule(
             all(0 <= share <= 1 for share in self.verdict.scores.values()),
-            "judging: pairwise needs verdict.scores between 0 and 1: the share that the completion shown "
+            "judging.by: pairwise needs verdict.scores between 0 and 1: the share that the completion shown "
             "first has won.",
         )
         rule(
             bool(self.verdict.scores) or (self.verdict.minimum >= 0 and self.verdict.maximum <= 1),
-            "judging: pairwise needs verdict.scores, such as {A: 1, B: 0}, or minimum 0 and maximum 1.",
+            "judging.by: pairwise needs verdict.scores, such as {A: 1, B: 0}, or minimum 0 and maximum 1.",
         )
+
+    def _check_rubric(self) -> None:
+        verdict, known = self.verdict, VerdictSection()
+        measured = [each.name for each in self.judging.criteria if each.name in MEASURES]
+        rule(
+            verdict.read == "word" or (not measured and self.judging.asks == "each"),
+            "read: soft needs judging.asks: each, and criteria that are not named confidence or elsewhere.",
+        )
+        has_scale = known.minimum < verdict.minimum < verdict.maximum < known.maximum
+        rule(
+            all(0 <= value <= 1 for value in verdict.scores.values()) and (bool(verdict.scores) or has_scale),
+            "judging.by: rubric needs verdict.scores between 0 and 1, such as {YES: 1, NO: 0}, or "
+            "verdict.minimum and verdict.maximum, the scale of the numbers.",
+        )
+        rule(0 <= self.unparsable_score <= 1, "unparsable_score: of a criterion is from 0 to 1.")
+        rule(
+            self.judging.asks == "each" or not (verdict.pattern or verdict.choices or verdict.json_schema),
+            "judging.asks: together has a form of its own, JSON with a value for each criterion; remove "
+            "verdict.pattern, choices and json_schema.",
+        )
+
+    @property
+    def asks_by_client(self) -> bool:
+        """Whether a function of the user asks it, by a client."""
+        return bool(self.path) and self.judging.by != "own"
+
+    @property
+    def has_known_questions(self) -> bool:
+        """Whether its questions are known without the user's code."""
+        return not self.path
 
     @property
     def has_engine(self) -> bool:

@@ -17,6 +17,7 @@ from yatt.config.sections.ranges import (
     range_above,
     range_between,
 )
+from yatt.errors import Finding, mistake_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +144,25 @@ class SftConfig:
         return Path(self.media_store).with_name("prepared") if self.media_store else None
 
 
-def sft_rules(config: SftConfig) -> Iterator[tuple[str, str]]:
+def sft_rules(config: SftConfig) -> Iterator[Finding]:
     """Yields every mistake between keys."""
     if not config.start and len(set(config.new.characters)) < 2:
-        yield "new.characters", "without `start`, the new model needs a vocabulary: write its characters."
+        yield mistake_in(
+            "new.characters", "without `start`, the new model needs a vocabulary: write its characters."
+        )
     new = config.new
     if not config.start and new.num_attention_heads % new.num_key_value_heads:
-        yield (
+        yield mistake_in(
             "new.num_key_value_heads",
             f"{new.num_key_value_heads} does not divide num_attention_heads {new.num_attention_heads}; write "
             "a divisor.",
         )
     if not config.start and new.head_dim % 2:
-        yield "new.head_dim", f"{new.head_dim} is odd, but rotary positions need pairs; write an even number."
+        yield mistake_in(
+            "new.head_dim", f"{new.head_dim} is odd, but rotary positions need pairs; write an even number."
+        )
     if len(set(config.new.characters)) != len(config.new.characters):
-        yield "new.characters", "a character is written twice; write each one once."
+        yield mistake_in("new.characters", "a character is written twice; write each one once.")
     for key, path in (("train_file", config.train_file), ("validation.file", config.validation.file)):
         if path and not Path(path).is_file():
-            yield key, f"there is no file {path}; correct the path."
+            yield mistake_in(key, f"there is no file {path}; correct the path.")

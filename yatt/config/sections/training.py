@@ -5,7 +5,16 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from yatt.config.sections.operation import rule
-from yatt.config.sections.ranges import BETA, COUNT, COUNT_OR_NONE, at_least, range_above, range_between
+from yatt.config.sections.ranges import (
+    BETA,
+    COUNT,
+    COUNT_OR_NONE,
+    LAYOUT,
+    OPERATIONAL,
+    at_least,
+    range_above,
+    range_between,
+)
 
 RecomputedModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_proj"]
 """A part of a layer, by megatron-core's name."""
@@ -68,33 +77,33 @@ class OptimizerSection:
 class TrainerSection:
     """Batches and layout. Sizes are megatron-core's."""
 
-    tensor_model_parallel_size: Annotated[int, COUNT] = 1
+    tensor_model_parallel_size: Annotated[int, COUNT, LAYOUT] = 1
     """Ranks that share each layer's matrices (TP)."""
 
-    pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    pipeline_model_parallel_size: Annotated[int, COUNT, LAYOUT] = 1
     """Ranks that each have a part of the layers (PP). If they do not divide, the first and the last stage
     differ."""
 
-    virtual_pipeline_model_parallel_size: Annotated[int, COUNT] = 1
+    virtual_pipeline_model_parallel_size: Annotated[int, COUNT, LAYOUT] = 1
     """Model chunks per pipeline rank (interleaved schedule)."""
 
-    context_parallel_size: Annotated[int, COUNT] = 1
+    context_parallel_size: Annotated[int, COUNT, LAYOUT] = 1
     """Ranks that share each sequence (CP)."""
 
-    expert_model_parallel_size: Annotated[int, COUNT] = 1
+    expert_model_parallel_size: Annotated[int, COUNT, LAYOUT] = 1
     """Ranks that share the experts of a mixture of experts (EP)."""
 
-    expert_tensor_parallel_size: Annotated[int, at_least(0)] = 0
+    expert_tensor_parallel_size: Annotated[int, at_least(0), LAYOUT] = 0
     """Ranks that share each expert's matrices; 0: as many as share the other matrices (TP). With EP, 1 is
     usual."""
 
-    sequence_parallel: bool = False
+    sequence_parallel: Annotated[bool, LAYOUT] = False
     """Shard activations outside of the matrix products over TP ranks."""
 
     router_replay: bool = False
     """Updates send tokens to the experts that the policy before the iteration chose (router replay)."""
 
-    total_iterations: Annotated[int, COUNT]
+    total_iterations: Annotated[int, COUNT, OPERATIONAL]
     """Total number of iterations, including those before a resume."""
 
     train_batch_size: Annotated[int, COUNT]
@@ -106,31 +115,31 @@ class TrainerSection:
     ppo_epochs: Annotated[int, COUNT] = 1
     """Passes over the rollout batch per iteration."""
 
-    max_tokens_per_micro_batch: Annotated[int, COUNT] = 16384
+    max_tokens_per_micro_batch: Annotated[int, COUNT, LAYOUT] = 16384
     """Maximum tokens of one packed micro-batch, prompts and completions."""
 
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Annotated[Literal["none", "selective", "full"], LAYOUT] = "none"
     """Activations that the backward pass computes again instead of keeping them. full: those of whole layers
     (`recompute_layers`). selective: those of some parts of every layer (`recompute_modules`)."""
 
-    recompute_layers: Annotated[int, COUNT_OR_NONE] = 0
+    recompute_layers: Annotated[int, COUNT_OR_NONE, LAYOUT] = 0
     """full: number of layers of each pipeline stage, the first ones, that are computed again; 0: all. With
     virtual stages, of each of them."""
 
-    recompute_modules: tuple[RecomputedModule, ...] = ()
+    recompute_modules: Annotated[tuple[RecomputedModule, ...], LAYOUT] = ()
     """selective: core_attn: attention without its matrices (saves memory with context parallelism). mlp:
     feed-forward parts that are dense. moe: experts with their router. shared_experts: the shared one only.
     mla_up_proj: queries, keys and values of latent attention."""
 
-    offload_optimizer: bool = False
+    offload_optimizer: Annotated[bool, LAYOUT] = False
     """Keep the optimizer's state (moments; in bfloat16 the main copies too) in the host copy. In a step it is
     on the device in parts of 512 MiB, three at a time, when no activations are there. Each step then copies
     it both ways."""
 
-    overlap_grad_reduce: bool = False
+    overlap_grad_reduce: Annotated[bool, LAYOUT] = False
     """Reduce gradients during the backward pass."""
 
-    overlap_param_gather: bool = False
+    overlap_param_gather: Annotated[bool, LAYOUT] = False
     """Gather updated parameters during the next forward pass."""
 
     def __post_init__(self) -> None:

@@ -8,11 +8,12 @@ within an attempt. Workers do not outlive their controller, so tokens of two att
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from yatt import clock
+from yatt.adapters.net.crowd import Spawned
 from yatt.adapters.net.deadline import while_moving
 from yatt.adapters.processes.process import END
 from yatt.control.gpus.memory_check import SlabProcesses
@@ -26,6 +27,15 @@ from yatt.core.gpus.shared_slab import ForEngine, OfEngine, SharedSlab
 from yatt.core.requests.liveness import AwakeClock
 from yatt.errors import EXIT_FAILED, DeadlineExceeded, WorkerFailed
 from yatt.obs.story.events import EventLog
+from yatt.records.events.slabs import (
+    EngineExpired,
+    LeaseExpired,
+    LeaseGranted,
+    LeaseRefused,
+    LeaseReleased,
+    MemoryNotFree,
+    SlabQuarantined,
+)
 
 TICK_S = 0.1
 LEAST_MOVED_BYTES_PER_S = 1 << 30
@@ -43,9 +53,11 @@ class Settling:
     """
 
     def __init__(
-        self, lease: Callable[[Slab], SlabLease], is_awake: Callable[[Slab, str], bool],
+        self,
+        lease: Callable[[Slab], SlabLease],
+        is_awake: Callable[[Slab, str], bool],
         work: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._lease, self._is_awake, self._work = lease, is_awake, work
         self._waiting: dict[asyncio.Future[None], tuple[Slab, str]] = {}
 
@@ -108,6 +120,27 @@ class Holding:
     take_back: Callable[[Slab], None]
 
 
+@dataclass(slots=True)
+class _ManagedSlab:
+    """One slab.
+
+    Attributes:
+        shared: its lease, and those of several engines on it.
+        timing: of its lease; the limit of a release is set anew for each.
+        num_engines: by role.
+        beats: progress by worker of the holder, from heartbeats since the lease's last renewal.
+        ended_before: by worker, the starts that had ended before the grant.
+        awake: token under which the holder's workers are awake.
+    """
+
+    timing: Timing
+    num_engines: Mapping[str, int]
+    shared: SharedSlab = field(default_factory=SharedSlab)
+    beats: dict[str, int] = field(default_factory=dict)
+    ended_before: dict[str, int] = field(default_factory=dict)
+    awake: int | None = None
+
+
 class Arbiter:
     """Manages the leases of one node's slabs.
 
@@ -116,37 +149,39 @@ class Arbiter:
     """
 
     def __init__(
-        self, node: Node, supervisor: Supervisor, events: EventLog, holding: Holding,
+        self,
+        node: Node,
+        supervisor: Supervisor,
+        events: EventLog,
+        holding: Holding,
         failed: Callable[[str, int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._supervisor, self._events = node, supervisor, events
         self._holding, self._failed = holding, failed
         section = node.config.lease
         timing = Timing(
-            ttl_s=section.ttl_s, stall_s=section.stall_s, release_s=section.release_s,
-            term_s=section.term_s, kill_s=section.kill_s, memory_check_s=section.memory_check_s,
-        )  # fmt: skip
-        self._timings = dict.fromkeys(node.slabs, timing)
-        self._slabs = {slab: SharedSlab() for slab in node.slabs}
-        self._num_engines = {slab: node.placement.num_engines_on(slab) for slab in node.slabs}
-        self._ended_before: dict[str, int] = {}  # by worker: the starts that had ended before the grant
-        self._beats: dict[Slab, dict[str, int]] = {slab: {} for slab in node.slabs}
-        """Progress by worker of a slab's holder, from heartbeats since the lease's last renewal."""
-
-        self._awake: dict[Slab, int] = {}
+            ttl_s=section.ttl_s,
+            stall_s=section.stall_s,
+            release_s=section.release_s,
+            term_s=section.term_s,
+            kill_s=section.kill_s,
+            memory_check_s=section.memory_check_s,
+        )
+        num_engines = node.placement.num_engines_on
+        self._slabs = {slab: _ManagedSlab(timing, num_engines(slab)) for slab in node.slabs}
         self._processes = SlabProcesses(node, supervisor)
         self._settling = Settling(self.lease, self.is_awake, supervisor.work)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
         self._clock = AwakeClock(real_s=clock.monotonic_s())
 
     def lease(self, slab: Slab) -> SlabLease:
         """Returns the slab's current state."""
-        return self._slabs[slab].lease
+        return self._slabs[slab].shared.lease
 
     def is_awake(self, slab: Slab, role: str) -> bool:
         """Whether `role` holds the slab and its workers are awake under the current token."""
         lease = self.lease(slab)
-        return lease.stage is Stage.HELD and lease.holder == role and self._awake.get(slab) == lease.token
+        return lease.stage is Stage.HELD and lease.holder == role and self._slabs[slab].awake == lease.token
 
     async def run(self) -> None:
         """Sends a tick to every lease, forever."""
@@ -159,8 +194,6 @@ class Arbiter:
 
     def want(self, slab: Slab, role: str) -> None:
         """Sets the role that is to hold the slab; '': no role."""
-        if role != self.lease(slab).wanted:
-            self._events.emit("lease.request", slab=slab.name, holder=role)
         self._step(slab, rules.Want(role))
         self._settling.announce()  # who waits for another role is overtaken
 
@@ -177,10 +210,10 @@ class Arbiter:
         if slab is None or not rules.is_live(self.lease(slab), token):
             return
         workers = self._supervisor.of(worker.role, slab)
-        if self._slabs[slab].engines:
+        if self._slabs[slab].shared.engines:
             self._step(slab, OfEngine(workers.index(worker), rules.Beat(token, progress)))
             return
-        beats = self._beats[slab]
+        beats = self._slabs[slab].beats
         beats[worker.name] = progress
         if all(w.name in beats for w in workers):
             self._step(slab, rules.Beat(token, sum(beats.values())))
@@ -188,11 +221,11 @@ class Arbiter:
 
     def _vouch_for_starting(self, slab: Slab) -> None:
         """Renews a lease while a worker imports its libraries, for at most `launch.start_timeout_s`."""
-        state = self._slabs[slab]
+        state = self._slabs[slab].shared
         if state.lease.stage is not Stage.HELD:
             return
         for index, worker in enumerate(self._supervisor.of(state.lease.holder, slab)):
-            if worker.is_running and not worker.hello.is_set():
+            if worker.is_running and not worker.process.hello.is_set():
                 lease = state.engines[index] if state.engines else state.lease
                 beat = rules.Beat(state.lease.token, min(-2, lease.progress - 1))
                 self._step(slab, OfEngine(index, beat) if state.engines else beat)
@@ -201,9 +234,9 @@ class Arbiter:
         """Handles the end of a worker. An engine of several is started again while the others go on. Else
         its role has died on the slab when all its workers ended; ranks are killed as a whole."""
         slab = worker.slab
-        if slab is None or worker.starts <= self._ended_before.get(worker.name, 0):
+        if slab is None or worker.starts <= self._slabs[slab].ended_before.get(worker.name, 0):
             return
-        state, workers = self._slabs[slab], self._supervisor.of(worker.role, slab)
+        state, workers = self._slabs[slab].shared, self._supervisor.of(worker.role, slab)
         if state.engines and (state.lease.stage, state.lease.holder) == (Stage.HELD, worker.role):
             self._step(slab, OfEngine(workers.index(worker), rules.Died(worker.role)))
         elif not self._has_rest(worker, workers) and worker.role == state.lease.holder:
@@ -213,7 +246,7 @@ class Arbiter:
         """Returns whether other workers of the role are left; kills the other ranks of a trainer, or of an
         engine."""
         if worker.role != TRAINER and worker.rank is None:
-            return any(w.is_running and not w.is_asleep for w in workers)
+            return any(w.is_running and not w.process.is_asleep for w in workers)
         rest = [w for w in workers if w.is_running]
         self._processes.signal(rest, signal.SIGKILL)
         return bool(rest)
@@ -228,12 +261,11 @@ class Arbiter:
         return await self._settling.wait(slab, role, deadline_s)
 
     def _step(self, slab: Slab, event: sharing.Event) -> None:
-        before = self.lease(slab)
+        managed, before = self._slabs[slab], self.lease(slab)
         # The time during which the arbiter was suspended does not count.
         now_s = self._clock.at(clock.monotonic_s(), period_s=TICK_S)
-        counts = self._num_engines[slab]
-        self._slabs[slab], actions = sharing.step(
-            self._slabs[slab], event, now_s, self._timings[slab], counts
+        managed.shared, actions = sharing.step(
+            managed.shared, event, now_s, managed.timing, managed.num_engines
         )
         after = self.lease(slab)
         if before.stage is Stage.HELD and after.stage is not Stage.HELD:
@@ -251,16 +283,16 @@ class Arbiter:
     def _note(self, slab: Slab, before: SlabLease, after: SlabLease) -> None:
         if after.stage is Stage.TERMINATED:
             self._events.emit(
-                "lease.expire", slab=slab.name, holder=before.holder, token=before.token, cause=after.cause
+                LeaseExpired(slab=slab.name, holder=before.holder, token=before.token, cause=after.cause)
             )
         elif before.stage in (Stage.HELD, Stage.RELEASING) and after.stage is Stage.CHECKING:
-            self._events.emit("lease.release", slab=slab.name, holder=before.holder, token=before.token)
+            self._events.emit(LeaseReleased(slab=slab.name, holder=before.holder, token=before.token))
 
     def _perform(self, slab: Slab, action: rules.Action) -> None:
         match action:
             case rules.RequestRelease(role, token):
                 self._allow_time(slab, role)
-                self._spawn(self._release(slab, role, token))
+                self._tasks.spawn(self._release(slab, role, token))
             case rules.Give(role, token):
                 self._grant(slab, role, token)
             case rules.Measure():
@@ -272,7 +304,7 @@ class Arbiter:
             case rules.Purge(spare):
                 self._processes.purge(slab, spare)
             case rules.Quarantine(cause):
-                self._events.emit("lease.quarantine", slab=slab.name, cause=cause)
+                self._events.emit(SlabQuarantined(slab=slab.name, cause=cause))
                 # The trainer needs a shared slab in its phase, so the run cannot continue without it. An
                 # engine node leaves the run.
                 self._failed(f"GPU set {slab.name} is quarantined: {cause}", EXIT_FAILED)
@@ -282,24 +314,25 @@ class Arbiter:
         if not rules.is_live(self.lease(slab), lease.token):
             return
         worker = self._supervisor.of(lease.holder, slab)[action.index]
-        engine = self._slabs[slab].engines[action.index]
+        engine = self._slabs[slab].shared.engines[action.index]
         match action.action:
             case rules.Terminate():
-                self._events.emit("engine.expire", worker=worker.address, cause=engine.cause)
+                self._events.emit(EngineExpired(worker=worker.address, cause=engine.cause))
                 self._processes.signal([worker], END)
             case rules.Kill():
                 self._processes.signal([worker], signal.SIGKILL)
             case rules.Measure():
                 self._step(slab, OfEngine(action.index, self._checked(slab, engine, worker.gpus)))
             case rules.Give():
-                self._spawn(self._holding.restart(worker, lease.token))
+                self._tasks.spawn(self._holding.restart(worker, lease.token))
 
     def _grant(self, slab: Slab, role: str, token: int) -> None:
-        self._events.emit("lease.grant", slab=slab.name, holder=role, token=token)
-        self._beats[slab].clear()
+        self._events.emit(LeaseGranted(slab=slab.name, holder=role, token=token))
+        managed = self._slabs[slab]
+        managed.beats.clear()
         for worker in self._supervisor.of(role, slab):
-            self._ended_before[worker.name] = worker.starts - worker.is_running
-        self._spawn(self._wake(slab, role, token))
+            managed.ended_before[worker.name] = worker.starts - worker.is_running
+        self._tasks.spawn(self._wake(slab, role, token))
 
     def _end(self, slab: Slab, role: str, number: signal.Signals) -> None:
         """Signals the workers of a holder that do not sleep yet."""
@@ -312,20 +345,20 @@ class Arbiter:
         """Runs a memory check, and emits an event if memory is not free that should be."""
         checked = self._processes.measured(slab, lease.wanted, gpus)
         if not checked.clean and checked.detail != lease.cause:
-            self._events.emit("lease.not_free", slab=slab.name, cause=checked.detail)
+            self._events.emit(MemoryNotFree(slab=slab.name, cause=checked.detail))
         return checked
 
     def _allow_time(self, slab: Slab, role: str) -> None:
         """Sets the time limit of a release by the bytes that the holder has now and may have to move."""
         moving_s = self._processes.movable_bytes(slab, role) / LEAST_MOVED_BYTES_PER_S
         release_s = round(self._node.config.lease.release_s + moving_s, 1)
-        self._timings[slab] = replace(self._timings[slab], release_s=release_s)
+        self._slabs[slab].timing = replace(self._slabs[slab].timing, release_s=release_s)
 
     async def _release(self, slab: Slab, role: str, token: int) -> None:
         try:
-            await self._holding.sleep(slab, role, token, self._timings[slab].release_s)
+            await self._holding.sleep(slab, role, token, self._slabs[slab].timing.release_s)
         except (WorkerFailed, DeadlineExceeded) as error:  # ticks escalate to termination
-            self._events.emit("lease.refused", slab=slab.name, holder=role, token=token, error=str(error))
+            self._events.emit(LeaseRefused(slab=slab.name, holder=role, token=token, error=str(error)))
             return
         if rules.is_live(self.lease(slab), token):
             self._processes.learn(slab, role)
@@ -334,14 +367,9 @@ class Arbiter:
     async def _wake(self, slab: Slab, role: str, token: int) -> None:
         await self._holding.wake(slab, role, token)
         if rules.is_live(self.lease(slab), token):
-            self._awake[slab] = token
+            self._slabs[slab].awake = token
             self._settling.announce()
 
     def weigh(self, worker: Worker) -> int:
         """Returns the bytes that a worker uses now, measured as for this node's device."""
         return self._processes.weigh(worker)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -35,15 +35,15 @@ class SlabProcesses:
 
     def awake(self, slab: Slab, role: str) -> list[Worker]:
         """Returns the running workers of a role on a slab that have not been put to sleep."""
-        return [w for w in self._supervisor.of(role, slab) if w.is_running and not w.is_asleep]
+        return [w for w in self._supervisor.of(role, slab) if w.is_running and not w.process.is_asleep]
 
     def signal(self, workers: list[Worker], number: signal.Signals) -> None:
         """Sends a signal to the process groups of running workers."""
         for worker in workers:
-            if worker.child is None:  # its start is abandoned; then it has ended
-                worker.is_unwanted = True
+            if worker.process.child is None:  # its start is abandoned; then it has ended
+                worker.process.is_unwanted = True
                 continue
-            worker.child.signal_group(number)
+            worker.process.child.signal_group(number)
             if number is signal.SIGKILL:
                 self._doomed.add(worker.address)
 
@@ -55,7 +55,7 @@ class SlabProcesses:
     def learn(self, slab: Slab, role: str) -> None:
         """Records the sleeping memory of a role's workers that have just gone to sleep."""
         for worker in self._supervisor.of(role, slab):
-            if worker.is_asleep:
+            if worker.process.is_asleep:
                 self._memory_check.learn(worker)
 
     def movable_bytes(self, slab: Slab, role: str) -> int:
@@ -69,9 +69,10 @@ class SlabProcesses:
     def measured(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
         """Measures whether `gpus` of the slab are free for the role `wanted`; '': for no role."""
         dying = [
-            w for w in self._supervisor.workers.values()
+            w
+            for w in self._supervisor.workers.values()
             if w.slab == slab and w.address in self._doomed and w.is_running and set(w.gpus) & set(gpus)
-        ]  # fmt: skip
+        ]
         if dying:
             return MemoryChecked(False, f"{', '.join(w.name for w in dying)} is being killed")
         return self._memory_check.check(slab, wanted, gpus)
@@ -122,9 +123,11 @@ class SlotMemoryCheck:
 
     def weigh(self, worker: Worker) -> int:
         """Returns the resident bytes of a worker's processes."""
-        if worker.child is None:
+        if worker.process.child is None:
             return 0
-        return self._process_groups.resident_bytes([worker.child.pid], clock.monotonic_s())[worker.child.pid]
+        return self._process_groups.resident_bytes([worker.process.child.pid], clock.monotonic_s())[
+            worker.process.child.pid
+        ]
 
     def movable_bytes(self, _: Slab, __: list[Worker], /) -> int:
         """Returns 0: everything is on the host."""
@@ -135,7 +138,7 @@ class SlotMemoryCheck:
         engine's sleep frees nothing. This is repeated after each sleep, since its kernels' caches grow with
         every new batch shape. A trainer rank frees its storages and may keep its host copy, and the memory
         that it had before it built anything. One pass over all processes of the machine serves both."""
-        if worker.role != TRAINER and worker.child is not None:
+        if worker.role != TRAINER and worker.process.child is not None:
             self._just_asleep.add(worker.address)
 
     def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
@@ -159,7 +162,9 @@ class SlotMemoryCheck:
                 self._just_asleep.discard(worker.address)
                 self._sleeping_bytes[worker.address] = measured[pid]
         allowed = {
-            pid: self._sleeping_bytes.get(worker.address, worker.hello_bytes) + worker.host_bytes + slack
+            pid: self._sleeping_bytes.get(worker.address, worker.process.hello_bytes)
+            + worker.process.host_bytes
+            + slack
             for pid, worker in sleepers.items()
         }
         return [(sleepers[pid], used, allowed[pid]) for pid, used in measured.items() if used > allowed[pid]]
@@ -187,7 +192,7 @@ class GpuMemoryCheck:
 
     def weigh(self, worker: Worker) -> int:
         """Returns the device bytes of a worker's processes; 0 if they cannot be attributed."""
-        if worker.slab is None or worker.child is None:
+        if worker.slab is None or worker.process.child is None:
             return 0
         try:
             return self._held(self._measured(worker.gpus), [worker]).get(worker.address, 0)
@@ -209,7 +214,7 @@ class GpuMemoryCheck:
         ``lease.max_sleeping_bytes`` on each of its GPUs, since a sleep that frees nothing must not be
         accepted. If the driver does not attribute memory to processes, it is the memory that no other worker
         keeps."""
-        if worker.address in self._is_final or worker.child is None or worker.slab is None:
+        if worker.address in self._is_final or worker.process.child is None or worker.slab is None:
             return
         gpus = worker.gpus
         try:
@@ -224,7 +229,7 @@ class GpuMemoryCheck:
             kept = seen.used_bytes - self._base(gpus) - others
         most = self._node.config.lease.max_sleeping_bytes * len(worker.gpus)
         self._sleeping_bytes[worker.address] = max(0, min(kept, most))
-        if worker.has_computed:
+        if worker.process.has_computed:
             self._is_final.add(worker.address)
 
     def check(self, slab: Slab, wanted: str, gpus: tuple[int, ...]) -> MemoryChecked:
@@ -280,7 +285,7 @@ class GpuMemoryCheck:
     def _allowed(self, worker: Worker, gpus: tuple[int, ...]) -> int:
         """Returns the bytes that a worker may keep asleep on those of its GPUs that are among `gpus`."""
         share = len(set(worker.gpus) & set(gpus)) / len(worker.gpus)
-        return math.ceil(self._sleeping_bytes.get(worker.address, worker.hello_bytes) * share)
+        return math.ceil(self._sleeping_bytes.get(worker.address, worker.process.hello_bytes) * share)
 
     def _held(self, seen: Occupancy, workers: list[Worker]) -> dict[str, int]:
         """Returns bytes by the worker's address. The kernel lists the processes of each worker every time:
@@ -308,9 +313,9 @@ class GpuMemoryCheck:
 
 def excess_message(worker: Worker, used: int, allowed: int) -> str:
     """Returns the message about a sleeping worker that keeps too much memory."""
-    assert worker.child is not None, "only running workers are measured"
+    assert worker.process.child is not None, "only running workers are measured"
     return (
-        f"{worker.name} (pid {worker.child.pid}) keeps {used >> 20} MiB of memory, "
+        f"{worker.name} (pid {worker.process.child.pid}) keeps {used >> 20} MiB of memory, "
         f"{allowed >> 20} MiB are allowed to it asleep"
     )
 
@@ -318,10 +323,10 @@ def excess_message(worker: Worker, used: int, allowed: int) -> str:
 def _workers_on(node: Node, supervisor: Supervisor, slab: Slab, gpus: tuple[int, ...]) -> list[Worker]:
     """Returns the running workers of every role that can hold the slab which use any of `gpus`."""
     roles = node.placement.roles_of(slab)
-    workers = [w for role in roles for w in supervisor.of(role, slab) if w.child is not None]
+    workers = [w for role in roles for w in supervisor.of(role, slab) if w.process.child is not None]
     return [w for w in workers if set(w.gpus) & set(gpus)]
 
 
 def _by_group(workers: Iterable[Worker]) -> dict[int, Worker]:
     """Maps the ids of process groups to the running workers."""
-    return {w.child.pid: w for w in workers if w.child is not None}
+    return {w.process.child.pid: w for w in workers if w.process.child is not None}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from yatt.adapters.node_local.media_file import mapped_prepared
+from yatt.adapters.node_local.media_file import hold_prepared, mapped_prepared, release_prepared
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
 from yatt.records.media import ANY_GRID, MOST_ITEMS, item_of_media
@@ -34,24 +34,40 @@ class PreparedRequests:
         self._prepare, self._folder = prepare, folder
         self._under_way: dict[m.MediaItem, asyncio.Task[str]] = {}
 
-    async def with_prepared(self, sample: m.SampleRequest, genrm: str = "") -> m.SampleRequest:
-        """Returns a request whose pictures name their prepared files. An engine that comes too late for one,
-        because it was evicted meanwhile, fails the request, which is then sent again.
+    async def with_prepared(self, sample: m.SampleRequest, key: str, genrm: str = "") -> m.SampleRequest:
+        """Returns a request whose pictures name their prepared files, which are held until the engine has
+        opened them, or `release`. Those that were evicted before they were held are made again, together.
 
         Args:
+            key: the request's id for the engine.
             genrm: whose engine gets it; empty: the policy's.
 
         Raises:
             MediaUnusable: one cannot be used.
-            WorkerFailed: one cannot be read now, or the media process cannot be started.
+            WorkerFailed: one cannot be read now, the media process cannot be started, or files vanish again
+                and again.
         """
         items = [item_of_media(each, genrm) for each in sample.media]
         digests = await asyncio.gather(*map(self._digest, items))
+        for _ in range(OPEN_TRIES):
+            if hold_prepared(self._folder, digests, key):
+                break
+            found = await self._asked(items)
+            digests = [found[item] for item in items]
+        else:
+            raise WorkerFailed(
+                f"prepared pictures of a request vanished {OPEN_TRIES} times before they were held; raise "
+                "media.cache_bytes"
+            )
         media = tuple(
             msgspec.structs.replace(each, prepared=digest)
             for each, digest in zip(sample.media, digests, strict=True)
         )
         return msgspec.structs.replace(sample, media=media)
+
+    def release(self, sample: m.SampleRequest, key: str) -> None:
+        """Lets the prepared files of a request be evicted that no engine opens any more."""
+        release_prepared(self._folder, len(sample.media), key)
 
     async def opened_files(self, refs: Sequence[m.MediaRef], genrm: str) -> list[memoryview]:
         """Returns the files of pictures that are encoded for a judge behind a URL. They are mapped: one that

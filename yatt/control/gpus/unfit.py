@@ -14,6 +14,7 @@ from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core.gpus.placement import ROLLOUT, Slab, genrm_role
 from yatt.obs.story.events import EventLog
+from yatt.records.events.slabs import EngineUnfit
 
 PROCESS_BYTES = 1 << 30
 """Host memory of an engine's process beside weights and KV cache: libraries, and on GPUs the driver."""
@@ -103,7 +104,7 @@ class UnfitEngines:
         first = self._node.placement.sampling[slab]
         if (slab, role) not in self._errors:
             self._errors[slab, role] = error
-            self._events.emit("engine.unfit", slab=slab.name, holder=role, first=first, error=error)
+            self._events.emit(EngineUnfit(slab=slab.name, holder=role, first=first, error=error))
             for found in self._subscribers:
                 found(slab, role, first)
         return True

@@ -12,6 +12,7 @@ from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GROUP_BASELINES
 from yatt.core.figures.alarms import AlarmState, Begins, Change, Dropped, Rules, step
 from yatt.obs.story.events import EventLog
+from yatt.records.events.groups import AlarmBegan, AlarmEnded, DropsNoted
 
 
 class Alarms:
@@ -38,13 +39,17 @@ class Alarms:
         match change:
             case Begins():
                 self._events.emit(
-                    "alarm.begin", alarm=change.alarm.value, iteration=change.iteration, since=change.since,
-                    message=change.message,
-                )  # fmt: skip
+                    AlarmBegan(
+                        alarm=change.alarm.value,
+                        iteration=change.iteration,
+                        since=change.since,
+                        message=change.message,
+                    )
+                )
             case Dropped():
-                self._events.emit("alarm.drops", iteration=change.iteration, message=change.message)
+                self._events.emit(DropsNoted(iteration=change.iteration, message=change.message))
             case _:
-                self._events.emit("alarm.end", alarm=change.alarm.value, iteration=change.iteration)
+                self._events.emit(AlarmEnded(alarm=change.alarm.value, iteration=change.iteration))
 
 
 def alarm_rules(config: RunConfig) -> Rules:

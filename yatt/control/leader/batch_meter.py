@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from yatt.config.check import engines_per_slab, max_num_seqs
 from yatt.control.leader.node_clients import NodeClients
@@ -13,6 +12,7 @@ from yatt.core.figures.efficiency import engine_metrics, memory_metrics
 from yatt.errors import YattError
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
+from yatt.records.events.slabs import BatchMeasured, RoleMeasured
 from yatt.records.moves import LoadAnswer, LoadQuery
 from yatt.records.usage import NodeMemory
 
@@ -46,22 +46,27 @@ class BatchMeter:
         num_groups = len(groups) + int(self._num_dropped)
         lengths = tuple(fact.num_completion_tokens for fact in facts)
         batch = BatchLengths(lengths=lengths, num_samples=num_groups * self._node.config.rollout.n)
-        measured, held_s = self._slabs.measured, self._slabs.held.take()
+        measured, held_s = self._slabs.measured, self._slabs.orders.held.take()
         measured.batch_over(batch)
         counts = self._slabs.counts()
         roles = {role: self._role(role, num, held_s.get(role, 0.0)) for role, num in counts.items()}
         self._events.emit(
-            "batch.load", iteration=iteration, seconds=round(self._sampled_s, 6),
-            num_samples=batch.num_samples, lengths=batch.quantiles(), verdicts=measured.tokens, roles=roles,
-            switch_s=round(measured.switch_s()[0], 6), train_s=round(self._trained_s, 6),
-            kept=len(groups) / max(num_groups, 1),
-        )  # fmt: skip
+            BatchMeasured(
+                iteration=iteration,
+                seconds=round(self._sampled_s, 6),
+                num_samples=batch.num_samples,
+                lengths=batch.quantiles(),
+                verdicts=measured.tokens,
+                roles=roles,
+                switch_s=round(measured.switch_s()[0], 6),
+                train_s=round(self._trained_s, 6),
+                kept=len(groups) / max(num_groups, 1),
+            )
+        )
         self._num_dropped = self._sampled_s = self._trained_s = 0.0
         if iteration < self._node.config.trainer.total_iterations:
             self._slabs.batch_over()
-        idle = {
-            f"placement/idle/{role}": each["idle"] for role, each in roles.items() if each["idle"] is not None
-        }
+        idle = {f"placement/idle/{role}": each.idle for role, each in roles.items() if each.idle is not None}
         throughput = engine_metrics(measured.produced, self._gpu_s(held_s))
         return {**self._slabs.metrics(), **idle, **throughput, **memory_metrics(memory)}
 
@@ -79,21 +84,25 @@ class BatchMeter:
         asked = (self._clients.ask(index, LoadQuery(), ASK_S) for index in nodes)
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, LoadAnswer):
-                self._slabs.loads.put(answer.node, answer.life, answer.load)
+                self._slabs.measured.loads.put(answer.node, answer.life, answer.load)
                 memory.append(answer.memory)
             elif not isinstance(answer, YattError):
                 raise answer
         return memory
 
-    def _role(self, role: str, num_slabs: int, held_s: float) -> dict[str, Any]:
+    def _role(self, role: str, num_slabs: int, held_s: float) -> RoleMeasured:
         measured = self._slabs.measured
         speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
         engines, span = engines_per_slab(self._node.config, role), self._node.placement.spans[role]
         engine_s = held_s * engines / span
-        return {
-            "step_s": speed.step_s if speed else None, "sequence_s": speed.sequence_s if speed else None,
-            "room": max_num_seqs(self._node.config, role), "engines": engines, "slabs": num_slabs,
-            "span": span,
-            "busy_s": round(busy_s, 6), "held_s": round(engine_s, 6),
-            "idle": round(max(0.0, 1 - busy_s / engine_s), 6) if engine_s else None,
-        }  # fmt: skip
+        return RoleMeasured(
+            step_s=speed.step_s if speed else None,
+            sequence_s=speed.sequence_s if speed else None,
+            room=max_num_seqs(self._node.config, role),
+            engines=engines,
+            slabs=num_slabs,
+            span=span,
+            busy_s=round(busy_s, 6),
+            held_s=round(engine_s, 6),
+            idle=round(max(0.0, 1 - busy_s / engine_s), 6) if engine_s else None,
+        )

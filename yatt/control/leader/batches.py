@@ -25,6 +25,7 @@ from yatt.core.samples.prompts import share_of_shard
 from yatt.errors import WorkerFailed, YattError
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
+from yatt.records.events.attempts import BatchBegan, BatchEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ class BatchSampling:
         began_s, batch = clock.monotonic_s(), Batch()
         self.slabs.begin_sampling(Phase.SCORE, scoring)
         try:
-            advanced = await self._advance(iteration, self._node.placement.scoring[scoring])
+            advanced = await self._advance(iteration, self._node.placement.turns[scoring])
         finally:
             self.slabs.end_sampling()
         batch.add(advanced, clock.monotonic_s() - began_s)
@@ -193,12 +194,13 @@ class BatchSampling:
         first = (iteration - 1) * size
         orders = [
             c.Advance(
-                iteration=iteration, policy_version=iteration - 1,
+                iteration=iteration,
+                policy_version=iteration - 1,
                 target=share_of_shard(size, shard=index, num_shards=num_shards, first=first),
                 roles=tuple(sorted(set(holders.values()))),
             )
             for index in range(num_shards)
-        ]  # fmt: skip
+        ]
         return await self._clients.ask_each_trainer_node(orders)
 
     # ---- work of the track ------------------------------------------------------------------------
@@ -207,18 +209,20 @@ class BatchSampling:
         """Samples a batch; returns whether it is whole, or lacks only scores of later phases."""
         began_s, is_ahead = clock.monotonic_s(), bool(self._node.config.rollout.ahead)
         if is_ahead:
-            self._events.emit("batch.begin", iteration=iteration, policy_version=version)
+            self._events.emit(BatchBegan(iteration=iteration, policy_version=version))
         self.slabs.begin_sampling()
+        takes_turns, sampling = self.slabs.takes_turns, self._node.placement.sampling
+        holders = dict.fromkeys(sampling, ROLLOUT) if takes_turns else sampling
         try:
-            advanced = await self._advance(iteration, self._node.placement.sampling)
+            advanced = await self._advance(iteration, holders)
         finally:
             self.slabs.end_sampling()
             seconds = clock.monotonic_s() - began_s
             if is_ahead:
-                self._events.emit("batch.end", iteration=iteration, seconds=round(seconds, 6))
+                self._events.emit(BatchEnded(iteration=iteration, seconds=round(seconds, 6)))
         batch = self._sampled.setdefault(iteration, Batch())
         batch.add(advanced, seconds)
-        return bool(self._node.placement.scoring) or not batch.num_missing
+        return takes_turns or not batch.num_missing
 
     async def _load(self, _: int) -> None:
         """Makes engines load the published version; those that are woken for the phase load it themselves."""
@@ -231,6 +235,8 @@ def track_rules(config: RunConfig) -> TrackRules:
     """Returns the constants of the sampling track."""
     section = config.rollout
     return TrackRules(
-        total_iterations=config.trainer.total_iterations, ahead=section.ahead,
-        max_age=section.max_policy_age, has_engines=not config.is_given,
-    )  # fmt: skip
+        total_iterations=config.trainer.total_iterations,
+        ahead=section.ahead,
+        max_age=section.max_policy_age,
+        has_engines=not config.is_given,
+    )

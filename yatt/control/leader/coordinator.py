@@ -14,11 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from yatt import clock
 from yatt.adapters.files.files import make_within, sealed_record, write_atomically
 from yatt.adapters.files.patience import LIMIT_S, with_retries
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.leader.background import Background
+from yatt.control.leader.evaluation_work import EvaluationWork
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -30,6 +33,15 @@ from yatt.core.phases.phases import Phase, Program, RunState
 from yatt.errors import DeadlineExceeded, WorkerFailed, YattError
 from yatt.obs.story.events import EventLog
 from yatt.records.cluster import BreakOffSampling, SwitchSlabs
+from yatt.records.events.attempts import (
+    AttemptEnded,
+    NodeExcluded,
+    NodeReturned,
+    PhaseBegan,
+    PhaseEnded,
+    PhasePartBegan,
+)
+from yatt.records.events.saves import CheckpointPostponed
 
 _LOG = logging.getLogger(__name__)
 BREAK_OFF_S = 30.0
@@ -69,11 +81,11 @@ class Members:
         self._slabs.gone(lost.node)
         silence_s = round(self._inbox.silences.get(lost.node, 0.0), 3)
         _LOG.warning("node%d %s; the run %s", lost.node, lost.why, "goes on" if lost.goes_on else "ends")
-        content = {
-            "node": lost.node, "life": lost.life, "silence_s": silence_s, "why": lost.why,
-            "goes_on": lost.goes_on,
-        }  # fmt: skip
-        self._events.emit("node.lost", **content)
+        event = NodeExcluded(
+            node=lost.node, life=lost.life, silence_s=silence_s, why=lost.why, goes_on=lost.goes_on
+        )
+        self._events.emit(event)
+        content = structs.asdict(event)
         if lost.goes_on:
             self._background.spawn(self._write(lost.node, content))
         else:  # the start of the next attempt reads it
@@ -87,7 +99,7 @@ class Members:
         _LOG.info("node%d has come back (life %d) and starts its workers", index, life)
         self._background.spawn(self._write(index, _returned(index, life, "preparing")))
         try:
-            holders = self._slabs.holders_on(index, Phase.PUBLISH)
+            holders = self._slabs.table.holders_on(index, Phase.PUBLISH)
             await self._clients.prepare(index, life, holders)
         except (WorkerFailed, DeadlineExceeded) as error:
             self._inbox.gave_up(index, life, str(error))
@@ -99,7 +111,7 @@ class Members:
         self._clients.admit(index, life)
         self._slabs.back(index)
         self._background.spawn(self._clients.introduce(index, life))
-        self._events.emit("node.joined", node=index, life=life)
+        self._events.emit(NodeReturned(node=index, life=life))
         self._background.spawn(self._write(index, _returned(index, life, "joined")))
 
     async def _write(self, index: int, content: dict[str, Any], limit_s: float = LIMIT_S) -> None:
@@ -134,57 +146,60 @@ class Coordinator:
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, work: PhaseWork, row: MetricsRow, events: EventLog,
+        self,
+        node: Node,
+        clients: NodeClients,
+        work: PhaseWork | EvaluationWork,
+        row: MetricsRow,
+        events: EventLog,
         background: Background,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._clients, self._work, self._row, self._events = node, clients, work, row, events
-        self._program, self._background, self._inbox = program_of(node), background, background.inbox
-        self._slabs = work.slabs
+        self._background = background
         self._members = Members(node, clients, work.slabs, events, background)
         self._acting_seq = 0
-        self._is_stopping = False
         self._began_s = clock.monotonic_s()
-        self._end: phases.End | None = None
         self.state: RunState | None = None
 
     async def run(self) -> phases.End:
         """Runs from the first phase to the end of the attempt."""
-        state, actions = phases.start_phases(self._program)
+        program, inbox = program_of(self._node), self._background.inbox
+        state, actions = phases.start_phases(program)
         while True:
+            is_stopping = self.state is not None and bool(self.state.stop)
             self._enter(state)
-            if state.stop and not self._is_stopping:
-                self._is_stopping = True
+            if state.stop and not is_stopping:
                 await self._end_sampling(is_act=any(isinstance(a, phases.BreakOff) for a in actions))
             for action in actions:
                 await self._perform(action)
-            if self._end is not None:
-                self._events.emit("attempt.end", exit_code=self._end.exit_code, reason=self._end.reason)
-                await self._work.end(self._end)
-                return self._end
-            state, actions = phases.step(state, await self._inbox.next(), self._program)
+            if end := next((each for each in actions if isinstance(each, phases.End)), None):
+                self._events.emit(AttemptEnded(exit_code=end.exit_code, reason=end.reason))
+                await self._work.end(end)
+                return end
+            state, actions = phases.step(state, await inbox.next(), program)
 
     def _enter(self, state: RunState) -> None:
         """Emits events when the phase or its part changes, and accounts for the time before."""
         before, self.state = self.state, state
-        self._slabs.seq = state.seq
+        self._work.slabs.orders.seq = state.seq
         is_same = before is not None and (before.phase, before.scoring) == (state.phase, state.scoring)
         if before is not None and is_same and before.part is state.part:
             return
         now_s = clock.monotonic_s()
         self._row.enter(category_of(state.phase.value, state.part.value), now_s)
-        fields = {"phase": state.phase.value, "iteration": state.iteration, "part": state.part.value}
+        phase, iteration, part = state.phase.value, state.iteration, state.part.value
         if is_same:
-            self._events.emit("phase.part", **fields)
+            self._events.emit(PhasePartBegan(phase=phase, iteration=iteration, part=part))
             return
         if before is not None:
             seconds = now_s - self._began_s
             self._events.emit(
-                "phase.end", phase=before.phase.value, iteration=before.iteration, seconds=round(seconds, 6)
+                PhaseEnded(phase=before.phase.value, iteration=before.iteration, seconds=round(seconds, 6))
             )
         self._began_s = now_s
         if state.phase is not Phase.ENDED:
             _LOG.info("iteration %d: %s", state.iteration, state.phase.value)
-            self._events.emit("phase.begin", **fields)
+            self._events.emit(PhaseBegan(phase=phase, iteration=iteration, part=part))
 
     async def _perform(self, action: phases.Action) -> None:
         match action:
@@ -193,22 +208,20 @@ class Coordinator:
             case phases.Act():
                 self._acting_seq = action.seq
                 self._background.spawn(self._run_act(action))
-            case phases.BreakOff():
-                pass  # `_end_sampling` has done it
+            case phases.BreakOff() | phases.End():
+                pass  # `run` does it
             case phases.Exclude() | phases.Prepare() | phases.Admit():
                 await self._members.perform(action)
             case phases.PostponeSave():
-                self._events.emit("ckpt.postpone", iteration=action.iteration, in_flight=action.in_flight)
+                self._events.emit(CheckpointPostponed(iteration=action.iteration, in_flight=action.in_flight))
             case phases.AwaitCause():
                 self._background.spawn(self._await_cause())
-            case phases.End():
-                self._end = action
 
     async def _await_cause(self) -> None:
         """Waits for the silence of a dead node. On a single node the cause is reported at once."""
-        is_alone = len(self._program.trainer_nodes) == 1
+        is_alone = len(self._node.placement.trainer_nodes) == 1
         await asyncio.sleep(CAUSE_S + (0 if is_alone else self._node.config.launch.node_silence_s))
-        self._inbox.put(phases.PatienceOver())
+        self._background.inbox.put(phases.PatienceOver())
 
     async def _end_sampling(self, *, is_act: bool) -> None:
         """Ends the sampling of both tracks after a request to stop; `is_act`: the current act is cancelled.
@@ -216,10 +229,10 @@ class Coordinator:
         Waits for a limited time, and does not fail: a trainer node without an answer may be dead, and its
         loss is the next event.
         """
-        self._slabs.stop()
+        self._work.slabs.stop()
         if is_act:
             self._acting_seq = 0
-        if not self._work.track.stop() and not is_act:
+        if not self._work.stop() and not is_act:
             return
         limit_s = self._node.config.launch.node_silence_s + BREAK_OFF_S
         with contextlib.suppress(YattError, TimeoutError):
@@ -227,11 +240,11 @@ class Coordinator:
                 await self._clients.ask_trainer_nodes(BreakOffSampling())
 
     async def _order(self, order: phases.PhaseOrder) -> None:
-        mine = self._slabs.holders_on(order.node, order.phase, order.scoring)
+        mine = self._work.slabs.table.holders_on(order.node, order.phase, order.scoring)
         body = SwitchSlabs(seq=order.seq, part=order.part.value, holders=mine)
         if await self._clients.ask_if_there(order.node, body) is None:
             return  # lost meanwhile: the phase does not wait for it
-        self._inbox.put(phases.OrderAnswered(order.node, order.seq))
+        self._background.inbox.put(phases.OrderAnswered(order.node, order.seq))
 
     async def _run_act(self, act: phases.Act) -> None:
         began_s = clock.monotonic_s()
@@ -242,7 +255,7 @@ class Coordinator:
                 raise
             return
         self._row.took(act.phase, clock.monotonic_s() - began_s)
-        self._inbox.put(replace(acted, at_s=clock.monotonic_s()))
+        self._background.inbox.put(replace(acted, at_s=clock.monotonic_s()))
 
 
 def program_of(node: Node) -> Program:
@@ -254,13 +267,14 @@ def program_of(node: Node) -> Program:
         pools=node.placement.pools,
         absent=node.absent,
         blocks=node.placement.blocks,
-        total_iterations=config.trainer.total_iterations,
+        total_iterations=config.trainer.total_iterations if config.trains else 0,
         save_every=config.checkpoint.save_every,
         save_every_s=60 * config.checkpoint.save_every_minutes,
         validate_every=config.validation.every,
-        validates=config.validates,
-        num_scorings=len(node.placement.scoring),
-        exports=config.checkpoint.export_final,
+        validates=config.validates or not config.trains,
+        num_scorings=len(node.placement.turns),
+        exports=config.checkpoint.export_final or not config.trains,
         is_static=bool(config.rollout.ahead) or config.is_given,
         has_engines=not config.is_given,
+        trains=config.trains,
     )

@@ -30,9 +30,13 @@ class NodeClients:
     """
 
     def __init__(
-        self, node: Node, own: Handle, peers: Peers, gave_up: Callable[[int, int, str], None],
+        self,
+        node: Node,
+        own: Handle,
+        peers: Peers,
+        gave_up: Callable[[int, int, str], None],
         progress: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
         self._progress, self._num_nodes = progress, node.config.launch.nodes
 

@@ -22,7 +22,9 @@ from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.saves.commits import Commits
 from yatt.control.leader.saves.restoring import Restoring, Resumed
+from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.node import Node
+from yatt.core.figures.drop_counters import FAILED_GROUPS, MEDIA_FAULTS
 from yatt.core.gpus.placement import ROLLOUT, dp_lead_ranks
 from yatt.core.phases import phases
 from yatt.core.phases.phases import Acted, Phase
@@ -39,7 +41,10 @@ from yatt.obs.metrics import (
     strict_row,
     validation_of,
 )
-from yatt.records import cluster as c
+from yatt.records import cluster as c, message as m
+from yatt.records.events.attempts import AttemptResumed
+from yatt.records.events.groups import ValidationFailed
+from yatt.records.events.saves import CheckpointBegan
 from yatt.records.message import pack_ids
 
 QUIT_DEADLINE_S = 30.0
@@ -55,47 +60,60 @@ class PhaseWork:
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, commits: Commits, batches: BatchSampling, row: MetricsRow,
+        self,
+        node: Node,
+        clients: NodeClients,
+        commits: Commits,
+        batches: BatchSampling,
+        row: MetricsRow,
         probe: ProbeTokens,
-    ) -> None:  # fmt: skip
-        self._node, self._clients, self._events = node, clients, commits.events
-        self._commits, self._probe_tokens, self._row = commits, probe, row
-        self._batches, self.track, self.slabs = batches, batches.track, batches.slabs
+    ) -> None:
+        self._node, self._clients, self._commits, self._row = node, clients, commits, row
+        self._batches, self._probe_tokens = batches, probe
         self._load = BatchMeter(node, clients, batches.slabs, commits.events)
-        self._checkpoints = commits.checkpoints
         self._groups: dict[int, c.GroupFact] = {}
         self._costs = CostFit()
+
+    @property
+    def slabs(self) -> Slabs:
+        """Which role has which slab."""
+        return self._batches.slabs
 
     async def run(self, act: phases.Act) -> Acted:
         """Carries out one act."""
         match act.phase:
             case Phase.JOIN:
-                launch = self._node.config.launch
-                await self._clients.ask_all(
-                    c.StartWorkers(), max(launch.start_timeout_s, launch.phase_timeout_s)
-                )
+                await start_workers(self._node, self._clients)
             case Phase.BUILD:
                 found = await self._build()
-                self.track.resumed(found.iteration)
+                self._batches.track.resumed(found.iteration)
                 return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
             case Phase.SYNC:
                 began_s = clock.monotonic_s()
-                await self.track.published(act.iteration)
+                await self._batches.track.published(act.iteration)
                 self._load.trained(clock.monotonic_s() - began_s)
             case Phase.ROLLOUT:
-                return Acted(act.seq, again=await self._take_batch(act.iteration))
+                again = await self._take_batch(act.iteration)
+                return Acted(act.seq, again=again, takes_turns=self.slabs.takes_turns)
             case Phase.SCORE:
                 return Acted(act.seq, again=await self._score(act))
             case _:
                 began_s = clock.monotonic_s()
                 plain = {
-                    Phase.PUBLISH: self._publish, Phase.VALIDATE: self._validate,
-                    Phase.TRAIN: self._train, Phase.SAVE: self._save, Phase.EXPORT: self._export,
-                }  # fmt: skip
+                    Phase.PUBLISH: self._publish,
+                    Phase.VALIDATE: self._validate,
+                    Phase.TRAIN: self._train,
+                    Phase.SAVE: self._save,
+                    Phase.EXPORT: self._export,
+                }
                 await plain[act.phase](act.iteration)
                 if act.phase in (Phase.TRAIN, Phase.SAVE, Phase.PUBLISH):
                     self._load.trained(clock.monotonic_s() - began_s)
         return Acted(act.seq)
+
+    def stop(self) -> bool:
+        """Samples nothing more; returns whether something is sampled beside the acts."""
+        return self._batches.track.stop()
 
     async def end(self, end: phases.End) -> None:
         """Writes the complete row of metrics, and orders every node to quit."""
@@ -109,12 +127,12 @@ class PhaseWork:
     async def _build(self) -> Resumed:
         store = await self._clients.ask(0, c.OpenTrainerStore())
         await self._clients.ask_trainer_nodes(c.BuildTrainer(host=store.host, port=store.port))
-        restoring = Restoring(self._node, self._clients, self._checkpoints, self._events)
+        restoring = Restoring(self._node, self._clients, self._commits.checkpoints, self._commits.events)
         began_s = clock.monotonic_s()
         found = await restoring.run()
         restored_s = round(clock.monotonic_s() - began_s, 6)
         await self._commits.check_newest()
-        await call_in_thread(partial(self._checkpoints.adopt, found.adopted))
+        await call_in_thread(partial(self._commits.checkpoints.adopt, found.adopted))
         if found.adopted:
             self._commits.resumed(found.adopted)
         if found.adopted and not found.is_local:
@@ -127,11 +145,16 @@ class PhaseWork:
         self._row.resume(file, row, written=before, unwritten=found.unwritten)
         await self._patiently(lambda: RowFile(paths.samples, found.iteration + 1, guard).close())
         self.slabs.resumed(found.row)
-        self._events.emit(
-            "attempt.resume", iteration=found.iteration, seconds=restored_s, local_bytes=found.local_bytes,
-            is_local=found.is_local, changed=list(found.changed),
-            lost=max((row[STEP] for row in before), default=0),
-        )  # fmt: skip
+        self._commits.events.emit(
+            AttemptResumed(
+                iteration=found.iteration,
+                seconds=restored_s,
+                local_bytes=found.local_bytes,
+                is_local=found.is_local,
+                changed=list(found.changed),
+                lost=max((row[STEP] for row in before), default=0),
+            )
+        )
         if found.changed:
             self._row.count({CHANGED_INPUTS: len(found.changed)})
         return found
@@ -142,15 +165,18 @@ class PhaseWork:
 
     async def _publish(self, policy_version: int) -> None:
         await self.slabs.ready()
-        await self.track.may_publish()
+        await self._batches.track.may_publish()
         probe = self._probe(policy_version)
-        order = c.PublishOrder(policy_version=policy_version, probe=probe)
+        order = m.Publish(policy_version=policy_version, probe=probe)
         answers = await self._clients.ask_trainer_nodes(order)
         take = c.TakeWeights(
-            policy_version=policy_version, probe=probe, probe_logprobs=answers[0].probe_logprobs,
-            rounding=answers[0].rounding, sums=sum_of_boxes(answer.sums for answer in answers),
+            policy_version=policy_version,
+            probe=probe,
+            probe_logprobs=answers[0].probe_logprobs,
+            rounding=answers[0].rounding,
+            sums=sum_of_boxes(answer.sums for answer in answers),
             part_sums=sum_of_parts(answer.part_sums for answer in answers),
-        )  # fmt: skip
+        )
         engine_nodes = sorted(self._node.placement.pools[ROLLOUT])
         await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))
         self._row.values["perf/weights_bytes"] = sum(answer.size_bytes for answer in answers)
@@ -174,13 +200,13 @@ class PhaseWork:
             await self._measure_held_out(iteration)
             return
         began_s = clock.monotonic_s()
-        await self.track.quiet()
+        await self._batches.track.quiet()
         self._row.waited(clock.monotonic_s() - began_s)
         found: dict[str, list[c.SourceScores]] = {}
         for answer in await self._clients.ask_trainer_nodes(c.ValidateOrder(iteration=iteration)):
             for source, scores in answer.sources.items():
                 found.setdefault(source, []).append(scores)
-        self.track.quiet_is_over()
+        self._batches.track.quiet_is_over()
         for source, parts in found.items():
             self._validated(iteration, source, parts)
 
@@ -197,10 +223,16 @@ class PhaseWork:
             reasons = Counter[str]()
             for part in parts:
                 reasons.update(part.reasons)
-            self._events.emit(
-                "validation.failed", iteration=iteration, source=source, reward=section.reward,
-                failed=failed, count=count, why=reasons.most_common(1)[0][0],
-            )  # fmt: skip
+            self._commits.events.emit(
+                ValidationFailed(
+                    iteration=iteration,
+                    source=source,
+                    reward=section.reward,
+                    failed=failed,
+                    count=count,
+                    why=reasons.most_common(1)[0][0],
+                )
+            )
         if scored := count - failed:
             key = f"{source}/{section.reward}/mean@{section.n}"
             values[f"val-core/{key}"] = sum(part.total for part in parts) / scored
@@ -215,7 +247,7 @@ class PhaseWork:
         """Waits for the batch; returns whether groups are missing."""
         self._row.flush()
         began_s = clock.monotonic_s()
-        again = await self.track.batch(iteration)
+        again = await self._batches.track.batch(iteration)
         self._row.waited(clock.monotonic_s() - began_s)
         self._use(self._batches.take(iteration))
         return again
@@ -224,7 +256,7 @@ class PhaseWork:
         """Scores the batch with engines that take turns; returns whether groups are missing at the end."""
         batch = await self._batches.score(act.iteration, act.scoring)
         self._use(batch)
-        return act.scoring + 1 >= len(self._node.placement.scoring) and batch.num_missing > 0
+        return act.scoring + 1 >= len(self._node.placement.turns) and batch.num_missing > 0
 
     def _use(self, batch: Batch) -> None:
         self._groups = batch.groups
@@ -238,14 +270,44 @@ class PhaseWork:
         began_s = clock.monotonic_s()
         groups = [self._groups[number] for number in sorted(self._groups)]
         load = asyncio.ensure_future(self._load.batch_over(iteration, groups))
-        order = await self._train_order(iteration, groups, self._node.config.trainer.mini_batch_size)
+        groups, order = await self._with_pictures(iteration, groups)
         trained = await self._clients.ask_trainer_nodes(order)
-        numbers = tuple(group.number for group in groups)
+        numbers = tuple(sorted(self._groups))
         await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
         self._row.values.update(await load, **{"placement/cost_ratio": self._cost().b})
         self._groups = {}
+
+    async def _with_pictures(
+        self, iteration: int, groups: list[c.GroupFact]
+    ) -> tuple[list[c.GroupFact], c.TrainOrder]:
+        """Returns the order of an update, and its groups, when ranks have seen the pictures of all of them. A
+        group of which one cannot be used any more is left out, and the others are dealt anew.
+
+        Raises:
+            ConfigError: none is left.
+        """
+        while groups:
+            order = await self._train_order(iteration, groups, self._node.config.trainer.mini_batch_size)
+            numbers = tuple(group.number for group in groups)
+            show = c.ShowPictures(
+                iteration=iteration, numbers=numbers, plan=order.plan, dp_lead_ranks=order.dp_lead_ranks
+            )
+            has_pictures = bool(self._node.config.data.media_store)
+            shown = await self._clients.ask_trainer_nodes(show) if has_pictures else ()
+            lost = {sample_id: why for answer in shown for sample_id, why in answer.lost.items()}
+            if not lost:
+                return groups, order
+            whys = {fact.prompt_group: lost[i] for fact in order.facts if (i := fact.sample_id) in lost}
+            await self._clients.ask_trainer_nodes(c.LeaveOut(iteration=iteration, reasons=whys))
+            num_lost = sum(fact.prompt_group in whys for fact in order.facts)  # some nodes may have it still
+            self._row.count({MEDIA_FAULTS: num_lost, FAILED_GROUPS: len(whys)})
+            groups = [group for group in groups if group.number not in whys]
+        raise ConfigError(
+            f"no prompt group is left for update {iteration}, because pictures of all of them cannot be used "
+            "any more: the rollout.group.drop events have each one's reason; put the files back."
+        )
 
     async def _train_order(
         self,
@@ -264,11 +326,15 @@ class PhaseWork:
         )
         plan = await call_in_thread(
             partial(
-                plan_iteration, facts, groups_per_step=groups_per_step, dp_size=dp_size,
-                cap_tokens=parallel.max_tokens_per_micro_batch, cost=self._cost(),
+                plan_iteration,
+                facts,
+                groups_per_step=groups_per_step,
+                dp_size=dp_size,
+                cap_tokens=parallel.max_tokens_per_micro_batch,
+                cost=self._cost(),
                 keeps_groups=config.has_pairs,
             )
-        )  # fmt: skip
+        )
         leads = dp_lead_ranks(tp_size=tp_size, cp_size=cp_size, dp_size=dp_size)
         return c.TrainOrder(
             iteration=iteration, facts=facts, plan=plan, dp_lead_ranks=leads, is_held_out=is_held_out
@@ -280,26 +346,26 @@ class PhaseWork:
 
     async def _save(self, iteration: int) -> None:
         """Takes a snapshot of all state; the upload goes on in the background."""
-        await self.track.may_publish()  # the snapshot has the weights that are published next
+        await self._batches.track.may_publish()  # the snapshot has the weights that are published next
         began_s, config = clock.monotonic_s(), self._node.config
-        taken = await self._clients.ask_trainer_nodes(c.SnapshotOrder(iteration=iteration))
+        taken = await self._clients.ask_trainer_nodes(m.TakeSnapshot(iteration=iteration))
         draft = Manifest(
-            iteration=iteration, attempt=self._node.attempt, parent=self._checkpoints.parent,
+            iteration=iteration, attempt=self._node.attempt, parent=self._commits.checkpoints.parent,
             run_id=config.run.id, config_hash=self._node.config_hash, files=(), nodes=(),
             common=msgspec.Raw(next(node.common for node in taken if node.common != b"{}")),
             row=strict_row(self._row.values), unwritten=tuple(map(strict_row, self._row.unwritten)),
             inputs=dict(self._node.inputs) or msgspec.UNSET,
         )  # fmt: skip
         size_bytes = sum(node.size_bytes for node in taken)
-        self._events.emit("ckpt.begin", iteration=iteration, size_bytes=size_bytes)
-        self._commits.begin(self._checkpoints.prefix(iteration), draft, size_bytes)
+        self._commits.events.emit(CheckpointBegan(iteration=iteration, size_bytes=size_bytes))
+        self._commits.begin(self._commits.checkpoints.prefix(iteration), draft, size_bytes)
         self._row.values["ckpt/bytes"] = size_bytes
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
 
     async def _export(self, _: int) -> None:
         """Writes the policy as a Hugging Face folder. A failure here costs no training: the last iteration is
         committed, and the next attempt has only this left to do."""
-        await self._clients.ask_trainer_nodes(c.ExportOrder(folder=str(self._node.paths.model)))
+        await self._clients.ask_trainer_nodes(m.ExportHF(folder=str(self._node.paths.model)))
 
     def _check_newest(self) -> None:
         check_newest(self._node.paths, self._node.attempt)
@@ -311,6 +377,12 @@ class PhaseWork:
         draw = random.Random(f"probe/{config.run.seed}/{policy_version}")
         rows = self._probe_tokens.sequences(draw, section.probe_prompts, num_tokens, longest)
         return tuple(map(pack_ids, rows))
+
+
+async def start_workers(node: Node, clients: NodeClients) -> None:
+    """Makes all nodes start their processes."""
+    launch = node.config.launch
+    await clients.ask_all(c.StartWorkers(), max(launch.start_timeout_s, launch.phase_timeout_s))
 
 
 def of_prompts(parts: Sequence[c.SourceScores], source: str, section: ValidationSection) -> dict[str, float]:

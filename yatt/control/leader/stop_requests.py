@@ -5,6 +5,7 @@ import logging
 import math
 from functools import partial
 
+from yatt.adapters.net.crowd import Spawned
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.run_folder.ledger import STOP, record_of_attempt, write_record
 from yatt.control.leader.inbox import Inbox
@@ -12,6 +13,7 @@ from yatt.control.node import Node
 from yatt.core.attempts.outcome import BY_HAND
 from yatt.errors import YattError
 from yatt.obs.story.events import EventLog
+from yatt.records.events.attempts import SignalSeen
 
 _LOG = logging.getLogger(__name__)
 CHECK_S = 0.25
@@ -22,13 +24,13 @@ class StopRequests:
 
     def __init__(self, node: Node, events: EventLog, inbox: Inbox | None) -> None:
         self._node, self._events, self._inbox = node, events, inbox
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
 
     def signal(self, reason: str, left_s: float = math.inf) -> None:
         """Handles a request for an early end, by a signal or by the file. `left_s`: time until it is ended by
         force."""
         if self._inbox is not None:
-            self._events.emit("signal", name=reason)
+            self._events.emit(SignalSeen(name=reason))
             self._inbox.stop(reason, left_s)
 
     def signal_by_hand(self) -> None:
@@ -36,9 +38,7 @@ class StopRequests:
         launcher has not received it, and needs the note to request the next start."""
         self.signal(BY_HAND)
         if self._inbox is not None:
-            task = asyncio.get_running_loop().create_task(self._note(BY_HAND))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._note(BY_HAND))
 
     async def _note(self, reason: str) -> None:
         node = self._node

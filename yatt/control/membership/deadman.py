@@ -23,6 +23,7 @@ from yatt.core.attempts.deadman import Action
 from yatt.errors import StaleAttempt
 from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
+from yatt.records.events.attempts import JobRequeued
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 3.0
@@ -131,7 +132,7 @@ class DeadMan:
         leader = unsealed_any(read_or_none(node.paths.controller_record(node.attempt, 0))) or {}
         exclude = [str(leader["slurm_node"])] if leader.get("slurm_node") else []
         reply = await call_in_thread(partial(self.requeue.succeed, exclude, dict(os.environ)))
-        self.events.emit("requeue", by=node.name, reason="the leader is gone", code=reply.code)
+        self.events.emit(JobRequeued(by=node.name, reason="the leader is gone", code=reply.code))
         _LOG.warning("requeue of job %s: %s", self.requeue.job_id, reply.says)
         if reply.code != 0:
             await asyncio.sleep(RETRY_S)

@@ -25,7 +25,7 @@ class EventSender:
 
     async def _send(self) -> None:
         await asyncio.sleep(GATHER_S)
-        await self._peers.met.wait()
+        await self._peers.lines.met.wait()
         self._sending = None
         await self.flush()
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from yatt.errors import YattError
 from yatt.obs.story.events import EventLog
 from yatt.records.cluster import FailureReport
+from yatt.records.events.attempts import FailureReported
 
 
 class FailureReports:
@@ -28,6 +29,6 @@ class FailureReports:
         """Delivers reports forever."""
         while True:
             report = await self._queue.get()
-            self._events.emit("failure.report", error=report.error, exit_code=report.exit_code)
+            self._events.emit(FailureReported(error=report.error, exit_code=report.exit_code))
             with contextlib.suppress(YattError):  # if the leader is lost, other parts handle that
                 await self._deliver(report)

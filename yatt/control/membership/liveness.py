@@ -32,9 +32,12 @@ class Liveness:
     """
 
     def __init__(
-        self, node: Node, peers: Peers, on_lost: Callable[[int, int, float], None],
+        self,
+        node: Node,
+        peers: Peers,
+        on_lost: Callable[[int, int, float], None],
         load: Callable[[], NodeLoad],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._peers, self._on_lost, self._load = node, peers, on_lost, load
         self._began_s = clock.monotonic_s()
         self._watched = self._watch()

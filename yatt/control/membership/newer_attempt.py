@@ -36,9 +36,13 @@ def may_wait(node: int, num_nodes: int, silence_s: Callable[[], float]) -> bool:
 
 
 async def watch_newer_attempt(
-    paths: RunPaths, attempt: int, node: int, life: int = 1, period_s: float = NEWER_CHECK_S,
+    paths: RunPaths,
+    attempt: int,
+    node: int,
+    life: int = 1,
+    period_s: float = NEWER_CHECK_S,
     is_steady: Callable[[], bool] = bool,
-) -> None:  # fmt: skip
+) -> None:
     """Never returns; raises when this controller must not continue.
 
     A run folder that is unreadable for a while does not end it: every write is fenced anyway, and this check

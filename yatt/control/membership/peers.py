@@ -41,6 +41,75 @@ class Standing(Enum):
     """Lost, or of a former life."""
 
 
+class Lines:
+    """Connections to processes of other controllers.
+
+    Attributes:
+        open: by name of the process.
+        met: set when every node can be reached, or after `close`.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, Channel] = {}
+        self._dial: Dial | None = None
+        self.met = asyncio.Event()
+        self._watches: set[asyncio.Future[None]] = set()
+        self._ended = asyncio.Event()
+        self._end: BaseException | None = None
+
+    def dial_with(self, dial: Dial) -> None:
+        """Makes every node reachable; `dial` opens the connection to one."""
+        self._dial = dial
+        self.met.set()
+
+    def dial(self, name: str, address: str) -> Channel | None:
+        """Opens the connection to a process; returns None before the rendezvous is complete, and after
+        `close`."""
+        if self._dial is None:
+            return None
+        line = self.open[name] = self._dial(name, address)
+        watch = asyncio.ensure_future(line.failure())
+        self._watches.add(watch)
+        watch.add_done_callback(self._line_ended)
+        return line
+
+    def fail(self, index: int, life: int, why: str) -> None:
+        """Ends every request to a process."""
+        name = peer_name(index, life)
+        if name in self.open:
+            self.open[name].fail_waiting(name, WorkerFailed(f"{name} {why}"))
+
+    def close_one(self, index: int, life: int) -> None:
+        """Closes the connection to a process that is over."""
+        line = self.open.pop(peer_name(index, life), None)
+        if line is None:
+            return
+        closing = asyncio.ensure_future(line.close())
+        self._watches.add(closing)
+        closing.add_done_callback(self._watches.discard)
+
+    def _line_ended(self, watch: "asyncio.Future[None]") -> None:
+        self._watches.discard(watch)
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._end = error
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Closes all connections; none is opened any more."""
+        self._dial = None
+        self.met.set()
+        for watch in self._watches:
+            watch.cancel()
+        for line in self.open.values():
+            await line.close()
+
+    async def failure(self) -> None:
+        """Never returns; raises the error that ended a connection (StaleAttempt: a newer attempt exists)."""
+        await self._ended.wait()
+        assert self._end is not None, "kept before the event is set"
+        raise self._end
+
+
 class Peers:
     """The other controllers, by node index.
 
@@ -49,18 +118,10 @@ class Peers:
     """
 
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
-        self.lines: dict[str, Channel] = {}
-        """Connections by name of the controller."""
-
-        self._dial: Dial | None = None
+        self.lines = Lines()
         self._on_lost: list[Heard] = []
         self._on_invited: list[Heard] = []
         self._on_admitted: list[Heard] = []
-        self.met = asyncio.Event()
-        """Set when every node can be reached, or after `close`."""
-        self._watches: set[asyncio.Future[None]] = set()
-        self._ended = asyncio.Event()
-        self._end: BaseException | None = None
         self._lost = dict.fromkeys(lost, "takes no part in this attempt")
         self.lost = frozenset(self._lost)
         """Nodes that are lost or absent; one with a newcomer too, until it is admitted."""
@@ -73,11 +134,6 @@ class Peers:
         self._changed = set(lost)
         """Nodes that were ever lost, invited or admitted. Every message asks for its sender's standing, and
         all other nodes are members in their first life."""
-
-    def dial_with(self, dial: Dial) -> None:
-        """Makes every node reachable; `dial` opens the connection to one."""
-        self._dial = dial
-        self.met.set()
 
     def subscribe(
         self, *, lost: Heard | None = None, invited: Heard | None = None, admitted: Heard | None = None
@@ -92,21 +148,6 @@ class Peers:
     def is_follower(sender: str) -> bool:
         """Whether a socket identity is that of a node other than the leader."""
         return sender.startswith("node") and sender != "node0"
-
-    async def close(self) -> None:
-        """Closes all connections; none is opened any more."""
-        self._dial = None
-        self.met.set()
-        for watch in self._watches:
-            watch.cancel()
-        for line in self.lines.values():
-            await line.close()
-
-    async def failure(self) -> None:
-        """Never returns; raises the error that ended a connection (StaleAttempt: a newer attempt exists)."""
-        await self._ended.wait()
-        assert self._end is not None, "kept before the event is set"
-        raise self._end
 
     # ---- who takes part -------------------------------------------------------------------------
 
@@ -145,7 +186,7 @@ class Peers:
         self._changed.add(index)
         if index not in self._lost:
             self.exclude(index, "ended, and was started again", self.life(index))
-        self._close(index, self.life(index))
+        self.lines.close_one(index, self.life(index))
         self.newcomers.pop(index, None)
         self.joined[index] = life, address
         self._lost.pop(index, None)
@@ -164,7 +205,7 @@ class Peers:
             return
         self._lost.setdefault(index, why)
         self.lost = frozenset(self._lost)
-        self._fail(index, life, why)
+        self.lines.fail(index, life, why)
         for lost in self._on_lost:
             lost(index)
 
@@ -172,13 +213,8 @@ class Peers:
         life, _ = self.newcomers.pop(index, (0, ""))
         if life:
             self._over[index] = max(life, self._over.get(index, 0))
-            self._fail(index, life, why)
-            self._close(index, life)
-
-    def _fail(self, index: int, life: int, why: str) -> None:
-        name = peer_name(index, life)
-        if name in self.lines:
-            self.lines[name].fail_waiting(name, WorkerFailed(f"{name} {why}"))
+            self.lines.fail(index, life, why)
+            self.lines.close_one(index, life)
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -230,36 +266,13 @@ class Peers:
             line.send(peer_name(index, life), body)
 
     def _line(self, index: int, life: int) -> Channel | None:
-        """Returns the connection to a process; None before the rendezvous is complete, after `close`, and to
-        a former life."""
+        """Returns the connection to a process; None if there can be none now, and to a former life."""
         name = peer_name(index, life)
-        line = self.lines.get(name)
-        if line is not None or self._dial is None:
-            return line
+        if name in self.lines.open:
+            return self.lines.open[name]
         address = self._address(index, life)
-        if life > 1 and not address:
-            return None
-        line = self.lines[name] = self._dial(name, address)
-        watch = asyncio.ensure_future(line.failure())
-        self._watches.add(watch)
-        watch.add_done_callback(self._line_ended)
-        return line
+        return self.lines.dial(name, address) if life == 1 or address else None
 
     def _address(self, index: int, life: int) -> str:
         known = (self.joined.get(index), self.newcomers.get(index))
         return next((each[1] for each in known if each is not None and each[0] == life), "")
-
-    def _close(self, index: int, life: int) -> None:
-        """Closes the connection to a process that is over."""
-        line = self.lines.pop(peer_name(index, life), None)
-        if line is None:
-            return
-        closing = asyncio.ensure_future(line.close())
-        self._watches.add(closing)
-        closing.add_done_callback(self._watches.discard)
-
-    def _line_ended(self, watch: "asyncio.Future[None]") -> None:
-        self._watches.discard(watch)
-        if not watch.cancelled() and (error := watch.exception()) is not None:
-            self._end = error
-            self._ended.set()

@@ -91,8 +91,11 @@ async def meet_peers(
     def dial(name: str, address: str) -> Channel:
         return Channel(
             calling_socket(context, address or of_names[name], node.identity, keys),
-            attempt=node.attempt, handler=handler, peer=name, progress=progress,
-        )  # fmt: skip
+            attempt=node.attempt,
+            handler=handler,
+            peer=name,
+            progress=progress,
+        )
 
     channel.serve(handler, progress, pause_s=LEADER_PAUSE_S if node.is_leader else 0.0)
     return Rendezvous(channel, address, dial)

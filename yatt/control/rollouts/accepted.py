@@ -42,8 +42,9 @@ class AcceptedGroups:
         self._waiting[group.number] = group
 
     def remove(self, number: int) -> None:
-        """Removes a group that waits, if it is here; it is in no batch any more."""
+        """Removes a group, if it is here; it is in no batch any more."""
         self._waiting.pop(number, None)
+        self._taken.pop(number, None)
 
     def report(self, iteration: int, target: int) -> list[PromptGroup]:
         """Returns the batch of an iteration: the lowest numbers, at most `target`."""

@@ -46,9 +46,10 @@ class GroupCounters:
             last: only groups up to this number; None: all.
         """
         told = [
-            number for number in self._by_number
+            number
+            for number in self._by_number
             if number not in unfinished and (last is None or number <= last)
-        ]  # fmt: skip
+        ]
         taken = {number: self._by_number.pop(number) for number in told}
         reported = self._reported.setdefault(iteration, {})
         for number, counters in taken.items():

@@ -19,6 +19,7 @@ from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState
 from yatt.control.rollouts.router import Router
 from yatt.control.rollouts.scoring.judging import users_failure
 from yatt.control.rollouts.scoring.subject import Subject
+from yatt.core.figures.drop_counters import MEDIA_FAULTS
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.samples.lengths import key_of
 from yatt.core.samples.placeholders import PictureTokens, placed_in, with_placeholders
@@ -49,9 +50,11 @@ def rollout_sampling(config: RunConfig) -> Sampling:
     """Of samples to train on."""
     section = config.rollout
     return Sampling(
-        temperature=section.temperature, top_p=section.top_p, top_k=section.top_k,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
         ignore_eos=section.ignore_eos,
-    )  # fmt: skip
+    )
 
 
 def validation_sampling(config: RunConfig) -> Sampling:
@@ -59,6 +62,12 @@ def validation_sampling(config: RunConfig) -> Sampling:
     return Sampling(
         temperature=config.validation.temperature, prefix="val/", seed_of=lambda number: -1 - number
     )
+
+
+def evaluation_sampling(config: RunConfig) -> Sampling:
+    """Of an evaluation: with the seeds of a validation, and otherwise as samples to train on."""
+    seeded, rollout = validation_sampling(config), rollout_sampling(config)
+    return replace(rollout, temperature=seeded.temperature, prefix=seeded.prefix, seed_of=seeded.seed_of)
 
 
 class Episodes:
@@ -124,7 +133,7 @@ class Episodes:
         sample = subject.sample
         completed = await self._router.complete(ROLLOUT, self._request(subject))
         if completed.finish_reason == m.MEDIA_FAULT:
-            subject.counters["rollout/media_faults"] += 1
+            subject.counters[MEDIA_FAULTS] += 1
         if completed.finish_reason in ("error", m.MEDIA_FAULT):  # refused: no engine can run it
             sample.fail(f"{subject.place}: {completed.error}", is_users=True)
             return False
@@ -164,12 +173,15 @@ class Episodes:
             request_id=f"{sampling.prefix}{group.number}/{sample.index}/{num_tokens}",
             prompt_ids=group.prompt + sample.response,
             seed=sample_seed(self._run.seed, sampling.seed_of(group.number), sample.index, num_tokens),
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             max_tokens=section.max_response_tokens - num_tokens,
-            stop=section.stop, media=placed_in((Turn(group.prompt, media=group.media), *sample.turns)),
+            stop=section.stop,
+            media=placed_in((Turn(group.prompt, media=group.media), *sample.turns)),
             ignore_eos=sampling.ignore_eos,
             group=f"{sampling.prefix}{group.number}",
-        )  # fmt: skip
+        )
 
     # ---- the environment ------------------------------------------------------------------------
 
@@ -201,9 +213,11 @@ class Episodes:
 
     def _step(self, subject: Subject) -> m.Step:
         return m.Step(
-            prompt=subject.group.prompt_text, turns=self.turns_of(subject.sample), row=subject.ref,
+            prompt=subject.group.prompt_text,
+            turns=self.turns_of(subject.sample),
+            row=subject.ref,
             is_held_out=subject.is_held_out,
-        )  # fmt: skip
+        )
 
     def _observation(
         self, subject: Subject, answer: m.Stepped

@@ -1,11 +1,11 @@
 """Prompt groups of one controller whose completions are given: in the place of the sampler.
 
 Groups are opened in the order of the data and are complete at once, so nothing here depends on timing, and a
-checkpoint needs only the number of the next row. Where rows are left out, nodes come to be at different
-numbers; if their number changes then, rows between the lowest and the highest are passed over.
+checkpoint needs only the numbers that are to be opened.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -17,12 +17,12 @@ from yatt.control.node import Node
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.given import given_ids
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup
-from yatt.core.samples.prompts import first_number
+from yatt.core.samples.prompts import PromptNumbers
 from yatt.core.samples.rewards import Shaping
 from yatt.errors import ConfigError
 from yatt.records import cluster as c
 
-TOO_LONG, REFUSED = "rollout/too_long", "rollout/refused_rows"
+REFUSED = "rollout/refused_rows"
 MOST_REFUSED = 0.05
 """Share of a node's part of a batch, at least one row, that may be left out because it cannot be encoded."""
 
@@ -34,25 +34,22 @@ class GivenGroups:
 
     def __init__(self, node: Node, shard: DataShard, held_out: "HeldOutGroups") -> None:
         self._node, self.shard, self.held_out = node, shard, held_out
-        self._num_shards = len(node.placement.trainer_nodes)
-        self._next_number = self._base_number = node.index
+        self._numbers = self._untrained = PromptNumbers(node.index, len(node.placement.trainer_nodes))
         self._groups: dict[int, PromptGroup] = {}
         self._skipped = Counter[str]()
         self._is_stopped = False
 
     def state(self) -> NodeState:
         """Returns this controller's part of a checkpoint."""
-        return NodeState(data=self.shard.fingerprint, next_number=self._base_number)
+        return self.shard.state(self._untrained)
 
     def restore(self, state: NodeState) -> None:
-        """Resumes from `state`; the next number is moved up to this node's data shard.
+        """Resumes from `state`.
 
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        self.shard.check_fingerprint(state.data)
-        self._next_number = first_number(self._node.index, self._num_shards, at_least=state.next_number)
-        self._base_number = self._next_number
+        self._numbers = self._untrained = self.shard.numbers(self._numbers, state)
 
     def restored(self, weights: str) -> None:
         """Nothing depends on which weights this attempt has restored."""
@@ -69,31 +66,43 @@ class GivenGroups:
 
     def trained(self, numbers: set[int], iteration: int) -> None:  # noqa: ARG002 (as the sampler's)
         """Drops groups that were trained on."""
+        if mine := self._groups.keys() & numbers:
+            self._untrained = self._untrained.after(max(mine))
         self._groups = {number: group for number, group in self._groups.items() if number not in numbers}
-        self._base_number = min(self._groups, default=self._next_number)
 
     async def advance(self, order: c.Advance) -> None:
         """Opens groups until there are as many as the batch needs. A row that the template refuses costs
         itself, as long as there are few: the check before the start encodes only some.
 
         Raises:
-            ConfigError: every row is too long, or many cannot be encoded.
+            ConfigError: no row can be trained on, or many cannot be encoded.
             WorkerFailed: a row cannot be read.
         """
         self._is_stopped, skipped = False, 0
         while len(self._groups) < order.target and not self._is_stopped:
-            number = self._next_number
+            number = self._numbers.lowest
             group = await self._opened(number, order.target)
-            self._next_number += self._num_shards
+            self._numbers = self._numbers.after(number)
             if group is not None:
                 self._groups[number], skipped = group, 0
                 continue
             skipped += 1
             if skipped > self.shard.num_rows:
-                raise ConfigError(
-                    "every row of data.train_files is longer than data.max_prompt_tokens and "
-                    "rollout.max_response_tokens allow; raise them."
-                )
+                raise ConfigError(self._nothing_fits())
+
+    def _nothing_fits(self) -> str:
+        faults = (
+            "is longer than data.max_prompt_tokens and rollout.max_response_tokens allow, or a pair of equals"
+        )
+        cure = "raise them, or correct the rows."
+        shared = math.gcd(self.shard.num_rows, self._numbers.num_shards)
+        if self._node.config.data.shuffle or shared == 1:
+            return f"every row of data.train_files {faults}; {cure}"
+        own = f"row {self._numbers.shard % shared + 1} of every {shared} in each pass"
+        return (
+            f"data.shuffle is false, so this node has {own}, and each of them {faults}. "
+            f"Write data.shuffle: true; or {cure}"
+        )
 
     async def _opened(self, number: int, target: int) -> PromptGroup | None:
         """Opens a group; None, and counted, if it cannot be trained on.
@@ -102,15 +111,17 @@ class GivenGroups:
             ConfigError: this is one of many rows in this batch that cannot be encoded.
         """
         try:
-            group: PromptGroup | None = (await call_in_thread(partial(self.shard.open, number)))[0]
+            opened: PromptGroup | str = await call_in_thread(partial(self.shard.open_given, number))
         except ConfigError as error:
             self._skipped[REFUSED] += 1
             if self._skipped[REFUSED] > max(1.0, MOST_REFUSED * target):
                 raise
             _LOG.warning("a row is left out: %s", error)
             return None
-        self._skipped[TOO_LONG] += group is None
-        return group
+        if isinstance(opened, str):
+            self._skipped[opened] += 1
+            return None
+        return opened
 
     def advanced(self, target: int) -> c.Advanced:
         """Returns the report to the leader; resets the counters."""
@@ -166,6 +177,6 @@ class HeldOutGroups:
             except ConfigError as error:
                 _LOG.warning("row %d of the held-out ones is left out: %s", number + 1, error)
                 continue
-            if ids.fits(config):
+            if not ids.fault(config):
                 found.append(ids.group(number, number, prompt_text(row.prompt)))
         return found

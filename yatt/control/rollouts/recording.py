@@ -16,16 +16,18 @@ from yatt.adapters.files.lines import Record
 from yatt.adapters.inputs.dataset import Row
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.run_folder.attempt_claim import check_newest
+from yatt.config.schema import LoggingSection
 from yatt.control.node import Node
 from yatt.control.rollouts.groups.groups import TRUNCATED, PromptGroup, SampleState
 from yatt.control.rollouts.scoring.scoring import Scorer
 from yatt.control.rollouts.scoring.subject import Judged, Subject
 from yatt.control.writers import Writers
-from yatt.core.samples.verdict import CONVERSATION, render_template
 from yatt.errors import words_of
+from yatt.judging.template import CONVERSATION, render_template
 from yatt.obs.metrics import STEP
 from yatt.obs.rollouts import HEAD, JUDGED, SAMPLE, compressed_file, iterations_of, record_line
-from yatt.obs.story.events import UNREADABLE, EventLog
+from yatt.obs.story.events import EventLog
+from yatt.records.events.groups import SamplesLost, VerdictUnreadable
 from yatt.records.message import unpack_ids
 
 MOST_WAITING = 2
@@ -66,36 +68,54 @@ def sample_records(
         refs = [each.ref for each in shown if each.part == 0]
         number, is_cut = group.sample_id(sample), sample.finish_reason == TRUNCATED
         yield {
-            "kind": SAMPLE, "sample": number, "group": group.number, "index": index, "row": group.row,
+            "kind": SAMPLE,
+            "sample": number,
+            "group": group.number,
+            "index": index,
+            "row": group.row,
             "data_source": row.data_source if row else None,
-            "prompt": group.prompt_text, "num_prompt_tokens": group.num_prompt_tokens,
+            "prompt": group.prompt_text,
+            "num_prompt_tokens": group.num_prompt_tokens,
             "media": [ref.path or ref.sha256 for ref in refs],
             "media_sizes": [[ref.width, ref.height] for ref in refs],
-            "completion": tokenizer.decode(sample.token_ids), **_turns(sample, tokenizer),
-            "num_tokens": sample.num_tokens, "num_response_tokens": sample.num_response_tokens,
-            "finish_reason": sample.finish_reason, "is_truncated": is_cut,
+            "completion": tokenizer.decode(sample.token_ids),
+            **_turns(sample, tokenizer),
+            "num_tokens": sample.num_tokens,
+            "num_response_tokens": sample.num_response_tokens,
+            "finish_reason": sample.finish_reason,
+            "is_truncated": is_cut,
             "is_masked": is_cut and scorer.shaping.masks_truncated,
-            "policy_versions": _versions(sample), "dropped": ended.dropped, "failed": sample.failed,
+            "policy_versions": _versions(sample),
+            "dropped": ended.dropped,
+            "failed": sample.failed,
             "is_carried": sample.oldest_version(policy_version) < policy_version,
-            "verdicts": sample.verdicts, "scores": sample.scores, "extras": sample.extras,
-            "unmeasured": sample.unmeasured, "reward": rewards[index],
+            "verdicts": sample.verdicts,
+            "scores": sample.scores,
+            "extras": sample.extras,
+            "unmeasured": sample.unmeasured,
+            "reward": rewards[index],
             "advantage": ended.advantages.get(number),
             "ground_truth": row.ground_truth if row else None,
-        }  # fmt: skip
+        }
 
 
 def judged_record(ended: EndedGroup, judged: Judged, template: str) -> Record:
     """Returns the record of one answer: the GenRM's prompt, its text, and what was read in it."""
     group, verdict = ended.group, judged.verdict
     return {
-        "kind": JUDGED, "group": group.number, "genrm": judged.genrm,
+        "kind": JUDGED,
+        "group": group.number,
+        "genrm": judged.genrm,
         "samples": [group.sample_id(group.samples[index]) for index in judged.about],
-        "tries": judged.tries, "prompt": "".join(text for text, _ in render_template(template, judged.shown)),
-        "answer": judged.answer, "finish_reason": judged.finish_reason,
+        "tries": judged.tries,
+        "prompt": "".join(text for text, _ in render_template(template, judged.shown)),
+        "answer": judged.answer,
+        "finish_reason": judged.finish_reason,
         "is_readable": verdict is not None,
-        "score": verdict.score if verdict and not verdict.ranking else None,
+        "score": verdict.score if verdict and not (verdict.ranking or judged.criteria) else None,
+        "values": verdict.extra if verdict and verdict.extra else None,
         "ranking": list(verdict.ranking) if verdict and verdict.ranking else None,
-    }  # fmt: skip
+    }
 
 
 def _turns(sample: SampleState, tokenizer: Tokenizer) -> Record:
@@ -134,6 +154,49 @@ class _Iteration:
     groups: tuple[EndedGroup, ...]
 
 
+@dataclass(slots=True)
+class _Sampled:
+    """What is known of batches that are being sampled.
+
+    Attributes:
+        judged: GenRMs' answers, by number of the group.
+        dropped: groups, with the iteration that was sampled.
+        versions: the policy that samples an iteration's batch.
+    """
+
+    judged: dict[int, list[Judged]] = field(default_factory=dict)
+    dropped: list[tuple[int, EndedGroup]] = field(default_factory=list)
+    versions: dict[int, int] = field(default_factory=dict)
+
+    def version_of(self, iteration: int) -> int:
+        """The policy that sampled an iteration's batch."""
+        return self.versions.get(iteration, iteration - 1)
+
+    def ended(
+        self,
+        group: PromptGroup,
+        row: Row | None,
+        *,
+        dropped: str = "",
+        advantages: Mapping[int, float] | None = None,
+    ) -> EndedGroup:
+        """A group that is over, with the answers about it."""
+        judged = tuple(self.judged.pop(group.number, ()))
+        return EndedGroup(group=group, row=row, dropped=dropped, judged=judged, advantages=advantages or {})
+
+    def take(self, iteration: int, most: int | None) -> list[EndedGroup]:
+        """Takes the dropped groups of an iteration, those up to number `most` if it is not None."""
+        mine = [group for i, group in self.dropped if i <= iteration]
+        self.dropped = [(i, group) for i, group in self.dropped if i > iteration]
+        self.versions = {i: version for i, version in self.versions.items() if i > iteration}
+        return [each for each in mine if most is None or each.group.number <= most]
+
+    def forget(self) -> None:
+        """All groups that are not over are sampled again."""
+        self.judged.clear()
+        self.dropped.clear()
+
+
 class RolloutRecorder:
     """Records the samples of one trainer node.
 
@@ -145,37 +208,42 @@ class RolloutRecorder:
         self, node: Node, scorer: Scorer, tokenizer: Tokenizer, events: EventLog, writers: Writers
     ) -> None:
         self._node, self._scorer, self._tokenizer = node, scorer, tokenizer
-        self._events, self._writers, self._section = events, writers, node.config.logging
+        self._events, self._writers, self._sampled = events, writers, _Sampled()
         self._templates = {genrm.name: genrm.template or CONVERSATION for genrm in node.config.genrms}
-        self._judged: dict[int, list[Judged]] = {}  # by number of the group
-        self._dropped: list[tuple[int, EndedGroup]] = []  # with the iteration that was sampled
-        self._versions: dict[int, int] = {}  # policy that samples an iteration's batch
         self._waiting: set[int] = set()
         self._has_example: set[str] = set()
         self._num_failed = 0  # of which a sample was written
-        self._is_all = self._section.rollouts == "all"
+
+    @property
+    def _section(self) -> LoggingSection:
+        return self._node.config.logging
+
+    @property
+    def _is_all(self) -> bool:
+        return self._section.rollouts == "all"
 
     # ---- while a batch is sampled ---------------------------------------------------------------
 
     def begin(self, iteration: int, policy_version: int) -> None:
         """An iteration's batch is sampled from now on."""
-        self._versions[iteration] = policy_version
+        self._sampled.versions[iteration] = policy_version
         self._has_example.clear()
 
     def scored(self, subject: Subject) -> None:
         """Emits an example of each GenRM's answers without a verdict, once an iteration."""
-        for genrm, (_, why) in subject.unreadable.items():
+        for genrm, found in subject.unreadable.items():
+            _, why = found[min(found)]
             if genrm not in self._has_example:
                 self._has_example.add(genrm)
-                self._events.emit(UNREADABLE, genrm=genrm, number=subject.group.number, why=why)
+                self._events.emit(VerdictUnreadable(genrm=genrm, number=subject.group.number, why=why))
 
     def judged(self, number: int) -> list[Judged] | None:
         """Returns the list that gets the GenRMs' answers about a group; None if they are not recorded."""
-        return self._judged.setdefault(number, []) if self._is_all else None
+        return self._sampled.judged.setdefault(number, []) if self._is_all else None
 
     def restarted(self, group: PromptGroup) -> None:
         """Some samples of the group are sampled again: answers about them are out of date."""
-        if found := self._judged.get(group.number):
+        if found := self._sampled.judged.get(group.number):
             found[:] = [each for each in found if all(group.samples[i].turns for i in each.about)]
 
     def dropped(self, iteration: int, group: PromptGroup, row: Row | None, why: str) -> None:
@@ -184,7 +252,7 @@ class RolloutRecorder:
             self._num_failed += 1
             self._show_failed(iteration, EndedGroup(group=group, row=row, dropped=why))
         if self._is_all:
-            self._dropped.append((iteration, self._ended(group, row, dropped=why)))
+            self._sampled.dropped.append((iteration, self._sampled.ended(group, row, dropped=why)))
 
     def _show_failed(self, iteration: int, ended: EndedGroup) -> None:
         """Writes a failed sample at once: the iteration may never complete."""
@@ -192,7 +260,7 @@ class RolloutRecorder:
             return
         if not self._section.samples_per_iteration:
             return
-        version = self._versions.get(iteration, iteration - 1)
+        version = self._sampled.version_of(iteration)
         found = _Iteration(number=iteration, policy_version=version, groups=(ended,))
         indexes = [sample.index for sample in ended.group.samples if sample.failed][:1]
         for record in sample_records(ended, self._scorer, self._tokenizer, version, indexes):
@@ -201,46 +269,31 @@ class RolloutRecorder:
     # ---- when it was trained on -----------------------------------------------------------------
 
     def trained(
-        self, iteration: int, groups: Sequence[PromptGroup], rows: Mapping[int, Row],
+        self,
+        iteration: int,
+        groups: Sequence[PromptGroup],
+        rows: Mapping[int, Row],
         advantages: Mapping[int, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Records an iteration: groups that were trained on, and those that were dropped meanwhile.
 
         Args:
             rows: data rows by the number of the group; without a row, no ground truth is shown.
             advantages: by sample id.
         """
-        last = max((group.number for group in groups), default=-1)
-        ended = [self._ended(group, rows.get(group.number), advantages=advantages) for group in groups]
-        found = _Iteration(
-            number=iteration, policy_version=self._versions.get(iteration, iteration - 1),
-            groups=(*ended, *self._taken(iteration, last)),
-        )  # fmt: skip
-        self._versions = {i: version for i, version in self._versions.items() if i > iteration}
-        if self._node.config.run.deterministic:  # all later groups are sampled again
-            self._judged.clear()
-            self._dropped.clear()
+        sampled, last = self._sampled, max((group.number for group in groups), default=-1)
+        # In deterministic mode without what was dropped after the last trained group, which timing decides.
+        most = last if self._node.config.run.deterministic else None
+        version = sampled.version_of(iteration)
+        ended = [sampled.ended(group, rows.get(group.number), advantages=advantages) for group in groups]
+        dropped = sampled.take(iteration, most)
+        found = _Iteration(number=iteration, policy_version=version, groups=(*ended, *dropped))
+        if self._node.config.run.deterministic:
+            sampled.forget()
         if self._node.is_leader and self._section.rollouts != "none":
             self._show(found, [each for each in found.groups if not each.dropped])
         if self._is_all:
             self._put(found)
-
-    def _ended(
-        self, group: PromptGroup, row: Row | None, *, dropped: str = "",
-        advantages: Mapping[int, float] | None = None,
-    ) -> EndedGroup:  # fmt: skip
-        return EndedGroup(
-            group=group, row=row, dropped=dropped, judged=tuple(self._judged.pop(group.number, ())),
-            advantages=advantages or {},
-        )  # fmt: skip
-
-    def _taken(self, iteration: int, last: int) -> list[EndedGroup]:
-        """Returns the dropped groups of this iteration. In deterministic mode without those after the last
-        trained group, whose sampling depends on timing."""
-        most = last if self._node.config.run.deterministic else None
-        mine = [group for i, group in self._dropped if i <= iteration]
-        self._dropped = [(i, group) for i, group in self._dropped if i > iteration]
-        return [each for each in mine if most is None or each.group.number <= most]
 
     def _show(self, found: _Iteration, groups: Sequence[EndedGroup]) -> None:
         """Writes some samples, spread over the groups, for the report."""
@@ -269,7 +322,7 @@ class RolloutRecorder:
 
     def _lost(self, found: _Iteration, error: str) -> None:
         num_samples = sum(len(each.group.samples) for each in found.groups)
-        self._events.emit("rollouts.lost", iteration=found.number, samples=num_samples, error=error)
+        self._events.emit(SamplesLost(iteration=found.number, samples=num_samples, error=error))
 
     # ---- in the writer's thread -----------------------------------------------------------------
 

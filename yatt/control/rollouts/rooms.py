@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from yatt.adapters.net.crowd import Spawned
 from yatt.control.gpus.engines import LocalEngines
 from yatt.control.membership.peers import Peers
 from yatt.control.node import Node
@@ -22,7 +23,7 @@ class RoomAnnouncer:
 
     def __init__(self, node: Node, engines: LocalEngines, peers: Peers) -> None:
         self._node, self._engines, self._peers = node, engines, peers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
         self._closed = set(node.placement.pools) if node.is_newcomer else set[str]()
         engines.subscribe(self._changed)
 
@@ -36,9 +37,7 @@ class RoomAnnouncer:
         if role in self._closed:
             return
         for index in set(self._node.placement.trainer_nodes) - {self._node.index}:
-            task = asyncio.get_running_loop().create_task(self._tell(index, role))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._tell(index, role))
 
     async def _tell(self, index: int, role: str) -> None:
         with contextlib.suppress(YattError):  # the leader handles lost nodes

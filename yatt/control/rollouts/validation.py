@@ -92,12 +92,16 @@ def with_group(before: c.SourceScores, subjects: Sequence[Subject], name: str) -
         if size <= len(scores):
             best[size] = total + best_of(scores, size), number + 1
     return c.SourceScores(
-        total=before.total + sum(scores), count=before.count + len(scored) + len(failed),
-        failed=before.failed + len(failed), reasons=most_frequent(reasons), extras=extras,
-        num_prompts=before.num_prompts + bool(scores), best=best,
+        total=before.total + sum(scores),
+        count=before.count + len(scored) + len(failed),
+        failed=before.failed + len(failed),
+        reasons=most_frequent(reasons),
+        extras=extras,
+        num_prompts=before.num_prompts + bool(scores),
+        best=best,
         majority=before.majority + majority_score(scores, answers),
         num_voted=before.num_voted + any(answers),
-    )  # fmt: skip
+    )
 
 
 def most_frequent(reasons: Mapping[str, int]) -> dict[str, int]:

@@ -12,13 +12,25 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from yatt.records.inputs import HELD_OUT, MODEL_CONFIG, TEMPLATE, TOKENIZER, WEIGHTS
+from yatt.records.inputs import (
+    CRITIC_CONFIG,
+    CRITIC_WEIGHTS,
+    HELD_OUT,
+    MODEL_CONFIG,
+    TEMPLATE,
+    TOKENIZER,
+    WEIGHTS,
+)
 
-_OF_TOKENS = (TOKENIZER, TEMPLATE, MODEL_CONFIG, HELD_OUT)
+_OF_NUMBERS = (TOKENIZER, TEMPLATE, MODEL_CONFIG, CRITIC_CONFIG, HELD_OUT)
 _WORDS = {
-    TOKENIZER: "the tokenizer of model.path", TEMPLATE: "the chat template of model.path",
-    MODEL_CONFIG: "config.json or generation_config.json of model.path", WEIGHTS: "the weights of model.path",
-}  # fmt: skip
+    TOKENIZER: "the tokenizer of model.path",
+    TEMPLATE: "the chat template of model.path",
+    MODEL_CONFIG: "config.json or generation_config.json of model.path",
+    WEIGHTS: "the weights of model.path",
+    CRITIC_CONFIG: "config.json of the critic's folder",
+    CRITIC_WEIGHTS: "the weights in the critic's folder",
+}
 
 Digests = Mapping[str, str]
 """Of each input, by its name; an input that could not be read is missing."""
@@ -42,12 +54,13 @@ class InputRules:
         """Whether a run whose input of this name has changed may not go on.
 
         Tokenizer, template, ends of sequence, held-out rows and a reference decide what a token or a number
-        means: with others the run's curves would go on with another meaning. Functions, judges and
-        environments may change on purpose.
+        means, and so does the shape of a critic: with others the run's curves would go on with another
+        meaning. Functions, judges and environments may change on purpose. A critic's first weights are not
+        used after the first checkpoint, as those of a policy without a reference.
         """
         if name in self.accepted:
             return False
-        return self.is_deterministic or name in _OF_TOKENS or (name == WEIGHTS and self.has_reference)
+        return self.is_deterministic or name in _OF_NUMBERS or (name == WEIGHTS and self.has_reference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,12 @@ def outcome_of(seen: AttemptFacts) -> Outcome:
     if seen.stop or seen.is_preempted:
         reason = seen.stop or "preempted"
         return Outcome(
-            verdict=Verdict.SUCCEED, reason=reason, exit_code=EXIT_WILL_CONTINUE, gone=seen.dead | unfit,
+            verdict=Verdict.SUCCEED,
+            reason=reason,
+            exit_code=EXIT_WILL_CONTINUE,
+            gone=seen.dead | unfit,
             unfit=unfit,
-        )  # fmt: skip
+        )
     if unfit:
         return _without_the_unfit(seen, leader)
     if leader in (EXIT_USER_MISTAKE, EXIT_DO_NOT_RESTART):
@@ -123,10 +126,11 @@ def _after_a_failure(seen: AttemptFacts) -> Outcome:
     reason = "; ".join([*ends, seen.cause] if seen.cause else ends)
     code = next(iter(failed.values()), EXIT_FAILED)
     return Outcome(
-        verdict=Verdict.AGAIN, reason=reason or (f"{names} is gone" if names else "no controller came up"),
+        verdict=Verdict.AGAIN,
+        reason=reason or (f"{names} is gone" if names else "no controller came up"),
         gone=seen.dead,
         exit_code=EXIT_FAILED if code < 0 or code == EXIT_WILL_CONTINUE else code,
-    )  # fmt: skip
+    )
 
 
 def _end(code: int) -> str:

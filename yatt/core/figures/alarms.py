@@ -15,6 +15,7 @@ identification of multiple outliers, JASA 88, 1993).
 
 import math
 import statistics
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -23,11 +24,16 @@ from typing import Any
 from yatt.core.figures.drop_counters import (
     DROPPED_GROUPS,
     FAILED_GROUPS,
-    counter_name,
     drops_message,
     is_drop_counter,
 )
-from yatt.core.figures.judge_gap import GapState
+from yatt.core.figures.judge_signs import (
+    GapState,
+    place_signs,
+    same_criteria,
+    unreadable_judges,
+    unsure_judges,
+)
 
 Row = Mapping[str, Any]
 
@@ -51,12 +57,8 @@ FAR_KL = 1.0
 DROPS_EVERY = 20
 """Minimum number of iterations between reports of dropped groups."""
 
-
 MOST_FAILED = 0.1
 """Share of held-out completions without a score above which their mean says little."""
-
-MOST_UNREADABLE, LEAST_ASKED = 0.2, 5
-"""Share of a GenRM's answers without a verdict that is an alarm, and answers of which it is taken."""
 
 VALIDATION_SHARES = "val-aux/", "/failed_share"
 """Beginning and end of the keys of such shares."""
@@ -74,6 +76,9 @@ class Alarm(Enum):
     VALIDATION_FAILED = "validation.failed"
     JUDGE_UNREADABLE = "judge.unreadable"
     JUDGE_GAP = "judge.gap"
+    JUDGE_PLACE = "judge.place"
+    JUDGE_UNSURE = "judge.unsure"
+    JUDGE_CRITERION = "judge.criterion"
 
 
 AT_ONCE = frozenset({Alarm.VALIDATION_FAILED, Alarm.JUDGE_UNREADABLE})
@@ -183,9 +188,13 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     if Alarm.LOSS_EXPLODED not in signs and iteration:  # 0 is validation only
         losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
     state = replace(
-        state, iteration=iteration, streaks=streaks, losses=losses, scores=scores,
+        state,
+        iteration=iteration,
+        streaks=streaks,
+        losses=losses,
+        scores=scores,
         ringing=ringing | {begin.alarm: begin for begin in begun},
-    )  # fmt: skip
+    )
     state, dropped = _drops(state, row)
     return state, (*ended, *begun, *dropped)
 
@@ -222,21 +231,9 @@ def _signs_of_scores(row: Row) -> dict[Alarm, float]:
     found = {}
     if any(share > MOST_FAILED for share in _validation_shares(row)):
         found[Alarm.VALIDATION_FAILED] = 0.0
-    if _unreadable_shares(row):
-        found[Alarm.JUDGE_UNREADABLE] = 0.0
-    return found
-
-
-def _unreadable_shares(row: Row) -> dict[str, float]:
-    """Returns the share of answers without a verdict, of each GenRM of which it is too large."""
-    found = {}
-    for key in row:
-        name, asked = counter_name(key, "genrm/", "/asked"), _number(row, key)
-        if not name or asked is None or asked < LEAST_ASKED:
-            continue
-        kinds = (_number(row, f"genrm/{name}/{kind}") or 0.0 for kind in ("unparsable", "truncated"))
-        if (share := sum(kinds) / asked) > MOST_UNREADABLE:
-            found[name] = share
+    found |= {alarm: 0.0 for alarm, signs in _OF_JUDGES.items() if signs(row)}
+    if names := same_criteria(row):  # others in the next iteration are another alarm
+        found[Alarm.JUDGE_CRITERION] = float(zlib.crc32("".join(names).encode()))
     return found
 
 
@@ -302,6 +299,14 @@ def _number(row: Row, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+_OF_JUDGES = {
+    Alarm.JUDGE_UNREADABLE: unreadable_judges,
+    Alarm.JUDGE_PLACE: place_signs,
+    Alarm.JUDGE_UNSURE: unsure_judges,
+    Alarm.JUDGE_CRITERION: same_criteria,
+}
+"""Signs of GenRMs in a row, each in words."""
+
 # ---- sentences ----------------------------------------------------------------------------------
 
 
@@ -310,9 +315,11 @@ def _begin(alarm: Alarm, row: Row, streak: Streak, scores: GapState) -> Begins:
     when = f"in the last {streak.length} iterations, since iteration {streak.since}"
     if streak.length == 1:
         when = f"in iteration {iteration}"
-    judges = ", ".join(f"'{name}' to {share:.0%}" for name, share in _unreadable_shares(row).items())
-    gaps = "; ".join(gap.in_words() for gap in scores.gaps())
-    message = f"{seen.format(value=streak.value, judges=judges, gaps=gaps)} {when}. {cure}"
+    words = {
+        "gaps": "; ".join(gap.in_words() for gap in scores.gaps()),
+        "judges": ", ".join(_OF_JUDGES[alarm](row)) if alarm in _OF_JUDGES else "",
+    }
+    message = f"{seen.format(value=streak.value, **words)} {when}. {cure}"
     return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)
 
 
@@ -328,6 +335,12 @@ _WORDS = {
         "(`yatt show`), put a rule before the judge, or go on from a checkpoint before it: "
         "run.from_checkpoint.",
     ),
+    Alarm.JUDGE_PLACE: ("{judges}", "It sees no difference, or prefers a place (judging.orders: both)."),
+    Alarm.JUDGE_UNSURE: (
+        "the likeliest word of soft verdicts of {judges} was no likelier than that, on the average",
+        "If critic/score/NAME/elsewhere/mean is large, the template does not lead to the verdict's words.",
+    ),
+    Alarm.JUDGE_CRITERION: ("the value of {judges} differed in no prompt group", "Write it harder."),
     Alarm.VALIDATION_FAILED: (
         f"more than {MOST_FAILED:.0%} of the held-out completions had no score",
         "Their mean is that of the others, and chooses no checkpoint. events.jsonl (validation.failed) has "

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 DROPPED_GROUPS, FAILED_GROUPS = "rollout/dropped_groups", "rollout/failed_groups"
+MEDIA_FAULTS = "rollout/media_faults"
 _CAUSES = (
     ("reward/", "/failed", "reward '{name}' failed {count:g} times"),
     ("genrm/", "/unparsable", "GenRM '{name}' gave {count:g} unreadable verdicts"),
     ("genrm/", "/truncated", "GenRM '{name}' was cut {count:g} times"),
+    ("rollout/", "_faults", "{count:g} samples had {name} that cannot be used"),
 )
 
 
@@ -34,8 +36,9 @@ def drops_message(drops: Mapping[str, float], since: int, iteration: int) -> str
             if count and (name := counter_name(key, begin, end))
         ]
         causes.append(f"{failed:g} because a sample failed" + (f" ({', '.join(details)})" if details else ""))
+    groups = "prompt group was" if flat + failed == 1 else "prompt groups were"
     return (
-        f"{when}: {flat + failed:g} prompt groups were dropped, {' and '.join(causes)}. "
+        f"{when}: {flat + failed:g} {groups} dropped, {' and '.join(causes)}. "
         "events.jsonl (rollout.group.drop) has the reason of each."
     )
 

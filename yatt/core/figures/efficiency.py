@@ -13,8 +13,12 @@ PEAK_FLOPS_PER_S = {
     "NVIDIA L40S": 362.05e12,
     **dict.fromkeys(
         (
-            "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM4-40GB",
-            "NVIDIA A100-SXM4-80GB", "NVIDIA A800-SXM4-80GB", "NVIDIA A800 80GB PCIe",
+            "NVIDIA A100-PCIE-40GB",
+            "NVIDIA A100 80GB PCIe",
+            "NVIDIA A100-SXM4-40GB",
+            "NVIDIA A100-SXM4-80GB",
+            "NVIDIA A800-SXM4-80GB",
+            "NVIDIA A800 80GB PCIe",
         ),
         312e12,
     ),
@@ -22,14 +26,17 @@ PEAK_FLOPS_PER_S = {
     **dict.fromkeys(("NVIDIA H100 NVL", "NVIDIA H200 NVL"), 835.5e12),
     **dict.fromkeys(
         (
-            "NVIDIA H100 80GB HBM3", "NVIDIA H800", "NVIDIA H200", "NVIDIA GH200 480GB",
+            "NVIDIA H100 80GB HBM3",
+            "NVIDIA H800",
+            "NVIDIA H200",
+            "NVIDIA GH200 480GB",
             "NVIDIA GH200 144G HBM3e",
         ),
         989.4e12,
     ),
     "NVIDIA H20": 148e12,
     "NVIDIA B200": 2250e12,
-}  # fmt: skip
+}
 """Dense bfloat16 operations per second with float32 sums, by the driver's name of the device.
 
 Source: NVIDIA's data sheets. Where they only have the rate with sparsity, half of it. Other names, and parts

@@ -38,18 +38,38 @@ PUBLICATION, SAVE_STALL, VALIDATION, EXPORT = "weight update", "saving", "valida
 WASTED, START_UP, RESTORE = "wasted", "start-up", "restore"
 QUEUE, NOT_RUNNING, OTHER = "queue", "not running", "other"
 CATEGORIES = (
-    ROLLOUT, SCORE, TRAIN, SWITCH, PUBLICATION, SAVE_STALL, VALIDATION, EXPORT, WASTED, START_UP, RESTORE,
-    QUEUE, NOT_RUNNING, OTHER,
-)  # fmt: skip
+    ROLLOUT,
+    SCORE,
+    TRAIN,
+    SWITCH,
+    PUBLICATION,
+    SAVE_STALL,
+    VALIDATION,
+    EXPORT,
+    WASTED,
+    START_UP,
+    RESTORE,
+    QUEUE,
+    NOT_RUNNING,
+    OTHER,
+)
 RUN = "run"
 """An attempt runs now (`Now`)."""
 
 PRODUCTIVE = frozenset({ROLLOUT, SCORE, TRAIN})
 _OF_PHASE = {
-    "join": START_UP, "build": START_UP, "rollout": ROLLOUT, "score": SCORE, "train": TRAIN,
-    "publish": PUBLICATION, "sync": PUBLICATION, "save": SAVE_STALL, "commit": SAVE_STALL,
-    "export": EXPORT, "validate": VALIDATION,
-}  # fmt: skip
+    "join": START_UP,
+    "build": START_UP,
+    "rollout": ROLLOUT,
+    "score": SCORE,
+    "train": TRAIN,
+    "publish": PUBLICATION,
+    "sync": PUBLICATION,
+    "save": SAVE_STALL,
+    "commit": SAVE_STALL,
+    "export": EXPORT,
+    "validate": VALIDATION,
+}
 _OF_ITERATION = CATEGORIES[: CATEGORIES.index(EXPORT)]
 _STARTING = frozenset({"join", "build", "publish", "sync"})
 """Phases before the first rollout, validation or save of an attempt."""
@@ -240,8 +260,10 @@ def _parts(span: PhaseSpan) -> Iterator[tuple[str, float]]:
     enter_s = min(act_s, max(span.begin_s, span.enter_s))
     left_s = {RESTORE: span.restore_s, SAVE_STALL: span.stall_s}
     for part, length_s in (
-        ("act", span.end_s - act_s), ("enter", act_s - enter_s), ("prepare", enter_s - span.begin_s)
-    ):  # fmt: skip
+        ("act", span.end_s - act_s),
+        ("enter", act_s - enter_s),
+        ("prepare", enter_s - span.begin_s),
+    ):
         for inner in left_s:
             inner_s = min(length_s, max(0.0, left_s[inner]))
             left_s[inner] -= inner_s

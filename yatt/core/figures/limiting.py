@@ -23,9 +23,13 @@ LEAST_S, MOST_S = 1e-6, 1e9
 
 SAMPLING, TRAINING = "sampling", "training"
 _PARTS = {
-    SAMPLING: ("rollout",), "scoring": ("score",), TRAINING: ("train",),
-    "switching": ("switch", "weight_update"), "saving": ("saving",), "validation": ("validation",),
-}  # fmt: skip
+    SAMPLING: ("rollout",),
+    "scoring": ("score",),
+    TRAINING: ("train",),
+    "switching": ("switch", "weight_update"),
+    "saving": ("saving",),
+    "validation": ("validation",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

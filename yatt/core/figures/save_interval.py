@@ -102,12 +102,13 @@ def measured_saves(attempts: Sequence[AttemptSpan], now: Now | None) -> SaveCost
     worked = [_iterations_of(attempt) for attempt in attempts]
     num_trained = sum(count for count, _ in worked)
     return SaveCosts(
-        num_saves=len(taken), stall_s=stalls_s / len(taken) if taken else 0.0,
+        num_saves=len(taken),
+        stall_s=stalls_s / len(taken) if taken else 0.0,
         upload_s=sum(uploads_s) / len(uploads_s) if uploads_s else 0.0,
         step_s=sum(seconds for _, seconds in worked) / num_trained if num_trained else 0.0,
         failures=sum(each.resumed is not None and each.exit_code not in _NO_FAILURES for each in over),
         running_s=sum(max(0.0, attempt.end_s - attempt.begin_s) for attempt in attempts),
-    )  # fmt: skip
+    )
 
 
 def suggested_interval(seen: SaveCosts, *, every: int, every_s: float) -> Suggestion | None:
@@ -124,10 +125,13 @@ def suggested_interval(seen: SaveCosts, *, every: int, every_s: float) -> Sugges
     interval_s = max(shortest_s, young_s(seen.stall_s, mtbf_s))
     configured = [length for length in (every * seen.step_s, every_s) if length > 0]
     return Suggestion(
-        interval_s=interval_s, iterations=max(1, round(interval_s / seen.step_s)),
-        present_s=max(shortest_s, min(configured)) if configured else math.inf, mtbf_s=mtbf_s,
-        is_assumed=is_assumed, measured=seen,
-    )  # fmt: skip
+        interval_s=interval_s,
+        iterations=max(1, round(interval_s / seen.step_s)),
+        present_s=max(shortest_s, min(configured)) if configured else math.inf,
+        mtbf_s=mtbf_s,
+        is_assumed=is_assumed,
+        measured=seen,
+    )
 
 
 def young_s(cost_s: float, mtbf_s: float) -> float:

@@ -10,6 +10,7 @@ The policy predicts with it, and the simulator runs it in place of real engines.
 import heapq
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from yatt.records.load import StepSums
@@ -60,6 +61,42 @@ class Request:
     tokens: float
 
 
+class _Running:
+    """Running sequences, by the progress of the engine at which they end.
+
+    Attributes:
+        ends: a heap of (progress at the end, order, key).
+        by_key: progress at the end.
+        most: the highest number of them so far, at least 1.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, int, str]] = []
+        self.by_key: dict[str, float] = {}
+        self.most, self._count = 1, 0
+
+    def add(self, key: str, end: float) -> None:
+        """Adds a sequence."""
+        self._count += 1
+        self.by_key[key] = end
+        heapq.heappush(self.ends, (end, self._count, key))
+        self.most = max(self.most, len(self.by_key))
+
+    def remove_first(self) -> tuple[float, str]:
+        """Removes the sequence that ends first; returns its end and key."""
+        end, _, key = heapq.heappop(self.ends)
+        del self.by_key[key]
+        return end, key
+
+    def keep_first(self, most: int) -> Iterator[tuple[float, str]]:
+        """Removes all but so many, those that would end last; gives ends and keys, the last one first."""
+        self.ends.sort()  # a heap too
+        while len(self.ends) > most:
+            end, _, key = self.ends.pop()
+            del self.by_key[key]
+            yield end, key
+
+
 class EngineModel:
     """One engine at a moment `now_s`, which only moves forward; or several that share their requests evenly.
 
@@ -80,12 +117,9 @@ class EngineModel:
         unevenness: float = 0.0,
     ) -> None:
         self._speed, self._room, self._engines = speed, room, engines
-        self._unevenness, self._most = unevenness, 1
+        self._unevenness = unevenness
         self._now_s, self._progress = now_s, 0.0
-        self._ends: list[tuple[float, int, str]] = []  # a heap: progress at the end, order, key
-        self._running: dict[str, float] = {}  # progress at the end, by key
-        self._waiting: deque[Request] = deque()
-        self._count = 0
+        self._running, self._waiting = _Running(), deque[Request]()
         self.tokens = 0.0
         """Number of tokens made so far."""
 
@@ -95,12 +129,12 @@ class EngineModel:
     @property
     def num_running(self) -> int:
         """Number of running sequences."""
-        return len(self._running)
+        return len(self._running.by_key)
 
     @property
     def num_requests(self) -> int:
         """Number of requests that run or wait."""
-        return len(self._running) + len(self._waiting)
+        return len(self._running.by_key) + len(self._waiting)
 
     def add(self, request: Request, now_s: float) -> None:
         """Adds a request. The engine must have been advanced to `now_s`."""
@@ -110,20 +144,20 @@ class EngineModel:
 
     def next_end_s(self) -> float:
         """When the next sequence ends, if nothing else happens; infinity if nothing runs."""
-        if not self._ends:
+        if not self._running.ends:
             return math.inf
-        return self._now_s + (self._ends[0][0] - self._progress) * self._token_s()
+        return self._now_s + (self._running.ends[0][0] - self._progress) * self._token_s()
 
     def advance(self, now_s: float) -> list[tuple[float, str]]:
         """Moves to `now_s`; returns what has ended until then, (second, key), in order."""
         ended: list[tuple[float, str]] = []
-        while self._ends and (end_s := self.next_end_s()) <= now_s:
-            progress, _, key = heapq.heappop(self._ends)
-            self._move(max(progress, self._progress), end_s)
-            del self._running[key]
+        running = self._running
+        while running.ends and (end_s := self.next_end_s()) <= now_s:
+            self._move(max(running.ends[0][0], self._progress), end_s)
+            _, key = running.remove_first()
             ended.append((end_s, key))
             self._fill()
-        if self._running and now_s > self._now_s:
+        if running.ends and now_s > self._now_s:
             more = (now_s - self._now_s) / self._token_s()
             self._move(self._progress + more, now_s)
         self._idle_until(now_s)
@@ -131,10 +165,10 @@ class EngineModel:
 
     def abort(self) -> list[Request]:
         """Ends all requests; returns them with what each still needs."""
-        left = [Request(key, max(end - self._progress, 0.0)) for key, end in self._running.items()]
+        left = [Request(key, max(end - self._progress, 0.0)) for key, end in self._running.by_key.items()]
         left += self._waiting
-        self._running.clear()
-        self._ends.clear()
+        self._running.by_key.clear()
+        self._running.ends.clear()
         self._waiting.clear()
         return left
 
@@ -142,21 +176,17 @@ class EngineModel:
         """Changes the number of engines. The model must have been advanced to this moment. Sequences that
         have no room any more wait, those that would end last; they keep their tokens."""
         self._engines, self._room = engines, room
-        while len(self._running) > max(room, 0):
-            last = max(self._ends)
-            self._ends.remove(last)
-            del self._running[last[2]]
-            self._waiting.appendleft(Request(last[2], max(last[0] - self._progress, 0.0)))
-        heapq.heapify(self._ends)
+        for end, key in self._running.keep_first(max(room, 0)):
+            self._waiting.appendleft(Request(key, max(end - self._progress, 0.0)))
         self._fill()
 
     def _token_s(self) -> float:
-        running = len(self._running)
-        fuller = self._unevenness * (1 - running / self._most)
+        running = len(self._running.ends)
+        fuller = self._unevenness * (1 - running / self._running.most)
         return self._speed.token_s(max(running / self._engines + fuller, 1.0))
 
     def _move(self, progress: float, now_s: float) -> None:
-        self.tokens += (progress - self._progress) * len(self._running)
+        self.tokens += (progress - self._progress) * len(self._running.ends)
         self.busy_s += now_s - self._now_s
         self._progress, self._now_s = progress, now_s
 
@@ -164,10 +194,6 @@ class EngineModel:
         self._now_s = max(self._now_s, now_s)
 
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._room:
+        while self._waiting and len(self._running.ends) < self._room:
             request = self._waiting.popleft()
-            self._count += 1
-            end = self._progress + request.tokens
-            self._running[request.key] = end
-            heapq.heappush(self._ends, (end, self._count, request.key))
-        self._most = max(self._most, len(self._running))
+            self._running.add(request.key, self._progress + request.tokens)

@@ -280,9 +280,16 @@ def _after_check(lease: SlabLease, *, clean: bool, detail: str, now_s: float) ->
         return replace(lease, stage=Stage.FREE, since_s=now_s, cause=""), ()
     token = lease.token + 1
     held = replace(
-        lease, stage=Stage.HELD, token=token, holder=lease.wanted, since_s=now_s, cause="",
-        heard_s=now_s, progress=-1, progressed_s=now_s,
-    )  # fmt: skip
+        lease,
+        stage=Stage.HELD,
+        token=token,
+        holder=lease.wanted,
+        since_s=now_s,
+        cause="",
+        heard_s=now_s,
+        progress=-1,
+        progressed_s=now_s,
+    )
     return held, (Give(held.holder, token),)
 
 

@@ -12,6 +12,9 @@ sampled; afterwards the barriers of the phases give each slab to the table's rol
 - Where a role's engine cannot be built, the slab has its first role again, and is not ordered to that role
   any more.
 - A role without any slab gets one of a role that has two, whatever the floors.
+- For a batch in turns (`yatt.core.gpus.tail`) rollout has every slab, whatever the floors. The barriers of
+  the scoring phases give slabs to GenRMs, and the table stays closed. A lost node or an engine that cannot be
+  built ends it: roles have their floors again.
 - If a lost node leaves a role below its floor, a slab of the role that can best spare one is ordered to it,
   as soon as there is one that does not move already.
 """
@@ -20,7 +23,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from yatt.core.gpus.placement import Slab
+from yatt.core.gpus.placement import ROLLOUT, Slab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class Moves:
         changed: slabs whose role in the table has changed while it was closed.
         unfit: slabs and roles whose engine cannot be built there.
         lost: nodes that take no part.
+        takes_turns: rollout has every slab, and GenRMs have them later.
     """
 
     table: Mapping[Slab, str]
@@ -49,6 +53,7 @@ class Moves:
     unfit: frozenset[tuple[Slab, str]] = frozenset()
     lost: frozenset[int] = frozenset()
     is_open: bool = False
+    takes_turns: bool = False
 
     def there(self, role: str) -> list[Slab]:
         """Slabs that this role holds now."""
@@ -153,12 +158,13 @@ def step(moves: Moves, event: MoveEvent, rules: MoveRules) -> Result:
         case MoveAnswered(slab, has_moved):
             return _answered(moves, slab, rules, has_moved=has_moved)
         case MoveFailed():
-            return _repaired(_without(moves, event), rules)
+            return _repaired(replace(_without(moves, event), takes_turns=False), rules)
         case NodeGone(node):
             moving = frozenset(slab for slab in moves.moving if slab.node != node)
-            return _repaired(replace(moves, lost=moves.lost | {node}, moving=moving), rules)
+            without = replace(moves, lost=moves.lost | {node}, moving=moving, takes_turns=False)
+            return _repaired(without, rules)
         case NodeBack(node):
-            return _repaired(replace(moves, lost=moves.lost - {node}), rules)
+            return _repaired(replace(moves, lost=moves.lost - {node}, takes_turns=False), rules)
 
 
 def may_move(moves: Moves, slab: Slab, role: str, rules: MoveRules) -> bool:
@@ -175,10 +181,20 @@ def with_table(moves: Moves, table: Mapping[Slab, str]) -> Moves:
     """Returns the state with another table, which the barriers of the next phases carry out."""
     assert not moves.is_open, "an open table changes by orders"
     changed = frozenset(slab for slab, role in table.items() if moves.table[slab] != role)
-    return replace(moves, table={**moves.table, **table}, changed=moves.changed | changed)
+    after = {**moves.table, **table}
+    return replace(moves, table=after, changed=moves.changed | changed, takes_turns=False)
+
+
+def with_turns(moves: Moves) -> Moves:
+    """Returns the state for batches in turns; the same if an engine could not be built somewhere."""
+    if moves.unfit:
+        return moves
+    return replace(with_table(moves, dict.fromkeys(moves.table, ROLLOUT)), takes_turns=True)
 
 
 def _opened(moves: Moves, *, is_settled: bool) -> Result:
+    if moves.takes_turns:
+        return moves, ()
     after = replace(moves, is_open=True, changed=frozenset())
     if is_settled:
         return after, ()
@@ -216,7 +232,9 @@ def _moved(moves: Moves, slab: Slab, role: str) -> Result:
 
 
 def _repaired(moves: Moves, rules: MoveRules) -> Result:
-    """Gives slabs to roles that are below their floor."""
+    """Gives slabs to roles that are below their floor, but for a batch in turns."""
+    if moves.takes_turns:
+        return moves, ()
     orders: list[OrderMove] = []
     for role in sorted(rules.least):
         while moves.num_of()[role] < rules.least[role] and (slab := _spare(moves, role, rules)) is not None:
@@ -238,9 +256,11 @@ def _spare(moves: Moves, wanted: str, rules: MoveRules) -> Slab | None:
 
 
 def assigned_table(
-    table: Mapping[Slab, str], split: Mapping[str, int], built: frozenset[tuple[Slab, str]],
+    table: Mapping[Slab, str],
+    split: Mapping[str, int],
+    built: frozenset[tuple[Slab, str]],
     unfit: frozenset[tuple[Slab, str]] = frozenset(),
-) -> dict[Slab, str]:  # fmt: skip
+) -> dict[Slab, str]:
     """Returns a table with this many slabs of each role that changes as few slabs as possible; with fewer,
     if no more are fit.
 

@@ -9,6 +9,9 @@ on the placement mode. Roles are ``trainer``, ``rollout`` and ``genrm:NAME``.
 The *trainer nodes* are the nodes with trainer ranks. They have the data shards, the prompt groups made from
 them, validation, and all state of a checkpoint. Engine nodes only run engines, have no state, and may be
 lost. Trainer nodes are the first nodes, so a trainer node's index is also the number of its data shard.
+
+An evaluation has no trainer ranks: the nodes with data shards and prompt groups are the trainer nodes all the
+same, and no phase gives a slab to the trainer.
 """
 
 import bisect
@@ -72,6 +75,7 @@ class Placement:
         shared: slabs that change between rollout and GenRMs (`placement.split: dynamic`); `sampling` is how
             they begin.
         spans: number of nodes of one engine of each engine role.
+        prompt_nodes: number of trainer nodes of an evaluation; 0: those with trainer ranks.
     """
 
     slabs: tuple[Slab, ...]
@@ -81,6 +85,16 @@ class Placement:
     engine_gpus: Mapping[str, int] = field(default_factory=dict)
     shared: frozenset[Slab] = frozenset()
     spans: Mapping[str, int] = field(default_factory=dict)
+    prompt_nodes: int = 0
+
+    @cached_property
+    def turns(self) -> tuple[Holders, ...]:
+        """Holders in each scoring phase of a batch for which roles take turns: `scoring`, or, where shared
+        slabs are the trainer's too, all of them for each GenRM. Empty if roles never can."""
+        if not self.shared or any(self.training[slab] != TRAINER for slab in self.shared):
+            return self.scoring
+        judges = [role for role in self.engine_roles if role != ROLLOUT]
+        return tuple(dict.fromkeys(self.slabs, role) for role in judges)
 
     def first_roles_of(self, slab: Slab) -> tuple[str, ...]:
         """Returns every role that holds this slab in some phase, before any slab has changed its role."""
@@ -123,8 +137,12 @@ class Placement:
     @cached_property
     def first_engine_node(self) -> int:
         """The first node with an engine."""
-        return min(slab.node for phase in (self.sampling, *self.scoring)
-                   for slab, role in phase.items() if role != TRAINER)  # fmt: skip
+        return min(
+            slab.node
+            for phase in (self.sampling, *self.scoring)
+            for slab, role in phase.items()
+            if role != TRAINER
+        )
 
     @cached_property
     def blocks(self) -> tuple[frozenset[int], ...]:
@@ -153,7 +171,7 @@ class Placement:
     @cached_property
     def slabs_by_node(self) -> dict[int, tuple[Slab, ...]]:
         """Maps each node to its slabs, in the order of their index."""
-        found: dict[int, list[Slab]] = {}
+        found: dict[int, list[Slab]] = {node: [] for node in range(self.prompt_nodes)}
         for slab in self.slabs:
             found.setdefault(slab.node, []).append(slab)
         return {node: tuple(slabs) for node, slabs in found.items()}
@@ -169,8 +187,8 @@ class Placement:
 
     @cached_property
     def trainer_nodes(self) -> tuple[int, ...]:
-        """Nodes with trainer ranks."""
-        return tuple(sorted(self.num_slabs[TRAINER]))
+        """Nodes with trainer ranks; of an evaluation, those with prompts."""
+        return tuple(range(self.prompt_nodes)) or tuple(sorted(self.num_slabs[TRAINER]))
 
     @cached_property
     def pools(self) -> dict[str, frozenset[int]]:
@@ -256,24 +274,28 @@ def placement_of(config: RunConfig) -> Placement:
     trainers = num_trainer_nodes(config)
     slabs: list[Slab] = []
     for node, gpus in enumerate(node_gpus(config)):
-        size = gpus if disaggregated and node < trainers else slab_gpus(config)
+        size = gpus or 1 if disaggregated and node < trainers else slab_gpus(config)
         slabs += [
             Slab(node, index, tuple(range(index * size, (index + 1) * size))) for index in range(gpus // size)
         ]
     names = [genrm_role(genrm.name) for genrm in config.engine_genrms]
     sizes, spans, block = engine_gpus(config), engine_spans(config), block_nodes(config)
+    prompt_nodes = 0 if config.trains else trainers
     if config.placement.mode == "colocated":
         scoring = tuple(dict.fromkeys(slabs, name) for name in names)
-        training = dict.fromkeys(slabs, TRAINER)
-        return Placement(tuple(slabs), dict.fromkeys(slabs, ROLLOUT), scoring, training, sizes, spans=spans)
+        sampling = dict.fromkeys(slabs, ROLLOUT)
+        training = dict.fromkeys(slabs, TRAINER) if config.trains else sampling
+        return Placement(
+            tuple(slabs), sampling, scoring, training, sizes, spans=spans, prompt_nodes=prompt_nodes
+        )
     engines = [slab for slab in slabs if not (disaggregated and slab.node < trainers)]
     assert len(engines) == num_slabs(config), "check.num_slabs counts the same GPU sets"
     sampling = dict.fromkeys(slabs, TRAINER) | dict.fromkeys(engines, ROLLOUT)
     judges = engines[len(engines) - config.placement.genrm_gpu_sets :]
     sampling.update({slab: names[i // block % len(names)] for i, slab in enumerate(judges)})
-    training = sampling if disaggregated else dict.fromkeys(slabs, TRAINER)
+    training = sampling if disaggregated or not config.trains else dict.fromkeys(slabs, TRAINER)
     shared = frozenset(engines if config.placement.split == "dynamic" else ())
-    return Placement(tuple(slabs), sampling, (), training, sizes, shared, spans)
+    return Placement(tuple(slabs), sampling, (), training, sizes, shared, spans, prompt_nodes)
 
 
 def _trainers_only(config: RunConfig) -> Placement:

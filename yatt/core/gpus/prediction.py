@@ -7,6 +7,10 @@ many as the share that is kept needs. Whether a group is kept follows a regular 
 are left out. Verdicts begin when their completion is complete, and slabs move by the rules of
 `yatt.core.gpus.tail`.
 
+Where roles take turns, nothing waits beside anything else: each role's engines have the whole batch, one role
+after the other, and all slabs switch in between. What is missing because more groups were dropped than
+expected then needs further turns (`LATE_TURNS`).
+
 A large batch is predicted by a part of it, on the same part of the engines. What a batch cuts, and what it
 continues with, are left out.
 """
@@ -18,8 +22,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from yatt.core.gpus.batch_loop import BatchLoop, BatchSample
 from yatt.core.gpus.engine_model import EngineModel, Request
-from yatt.core.gpus.tail import RoleSpeed, Split, can_spare, is_worth, late_samples, longest_queue
+from yatt.core.gpus.tail import (
+    RoleSpeed,
+    Split,
+    can_spare,
+    is_worth,
+    late_samples,
+    longest_queue,
+    takes_turns,
+)
 from yatt.core.samples.prompts import MOST_AHEAD
 
 NEVER_S = 1e9
@@ -35,6 +48,9 @@ LEAST_ROOM = 4
 
 LEAST_KEPT = 0.01
 """A smaller share of kept groups counts as this one."""
+
+LATE_TURNS = 0.5
+"""Share of the batches whose first turns leave groups missing, because more are dropped than expected."""
 
 MOST_ADDITIONS = 8
 """Number of times at which engines that a role gets are modelled apart."""
@@ -90,13 +106,91 @@ def predicted_seconds(
     effort: Effort = USUAL,
 ) -> float:
     """Returns seconds from the first request of a batch to its last verdict, with the moves of
-    `yatt.core.gpus.tail` in it.
+    `yatt.core.gpus.tail` in it, or the switches between turns.
     """
-    return _PredictedBatch(split, demand, roles, rollout, switch_s, effort.times).seconds(effort.limit_s)
+    if takes_turns(split, rollout):
+        return _seconds_of_turns(split, demand, roles, rollout, switch_s, effort)
+    return _seconds_of(split, demand, roles, rollout, switch_s, effort)
 
 
-class _PredictedBatch:
-    """A batch that is run on models of engines."""
+def _seconds_of(
+    split: Split,
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
+    effort: Effort,
+) -> float:
+    groups = _RegularGroups(demand, effort.times)
+    fleets = _Fleets(split, demand, roles, rollout, switch_s, groups.scale)
+    batch = BatchLoop(fleets, rollout, [*demand.verdicts], groups.judged)
+    batch.open(groups.opened())
+    return batch.run(effort.limit_s)
+
+
+def _seconds_of_turns(
+    split: Split,
+    demand: BatchDemand,
+    roles: Mapping[str, RoleSpeed],
+    rollout: str,
+    switch_s: float,
+    effort: Effort,
+) -> float:
+    """Seconds of the turns of a batch, and of the share of batches that need turns for late samples."""
+    slabs = split[rollout]
+    lengths = {rollout: demand.completions, **demand.verdicts}
+    late = math.ceil(demand.num_late)
+    seconds = len(demand.verdicts) * switch_s + LATE_TURNS * bool(late) * len(lengths) * switch_s
+    for role, tokens in lengths.items():
+        for share, num in ((1.0, demand.num_samples), (LATE_TURNS, late)):
+            if num:
+                turn = BatchDemand(completions=tokens, verdicts={}, num_samples=num)
+                only = {role: roles[role]}
+                seconds += share * _seconds_of({role: slabs}, turn, only, role, NEVER_S, effort)
+        if seconds > effort.limit_s:
+            break
+    return seconds
+
+
+class _RegularGroups:
+    """The groups of a predicted batch: of each, whether it is kept follows a regular pattern.
+
+    `scale`: how many times as large the whole batch is.
+    """
+
+    def __init__(self, demand: BatchDemand, times: int) -> None:
+        self._size = max(demand.group_size, 1)
+        groups = max(round(demand.num_samples / self._size), 1)
+        most = max(times * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
+        num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
+        self.scale = groups / num_groups
+        self._missing = max(round(num_groups * self._kept), 1)
+        self._samples = _mixed(demand, num_groups * self._size)
+        self._left: list[int] = []  # samples that are not judged, by group
+        self._in_flight = 0
+
+    def opened(self) -> list[BatchSample]:
+        """Opens as many groups as are probably needed."""
+        wanted = min(math.ceil(self._missing / self._kept - 1e-9), MOST_AHEAD * self._missing)
+        num, first = max(wanted - self._in_flight, 0), len(self._left) * self._size
+        self._left += [self._size] * num
+        self._in_flight += num
+        numbers = range(first, first + num * self._size)
+        return [self._samples[number % len(self._samples)] for number in numbers]
+
+    def judged(self, number: int) -> list[BatchSample] | None:
+        """Handles a sample's last verdict; a group that is dropped is replaced."""
+        group = number // self._size
+        self._left[group] -= 1
+        if self._left[group]:
+            return []
+        self._in_flight -= 1
+        self._missing -= math.floor((group + 1) * self._kept + 1e-9) > math.floor(group * self._kept + 1e-9)
+        return self.opened() if self._missing > 0 else None
+
+
+class _Fleets:
+    """The engines of all roles, and the slabs that rollout gives to GenRMs, as in a run."""
 
     def __init__(
         self,
@@ -105,106 +199,59 @@ class _PredictedBatch:
         roles: Mapping[str, RoleSpeed],
         rollout: str,
         switch_s: float,
-        times: int,
+        scale: float,
     ) -> None:
-        self._roles, self._rollout, self._switch_s = roles, rollout, switch_s
-        self._size = max(demand.group_size, 1)
-        groups = max(round(demand.num_samples / self._size), 1)
-        most = max(times * (MOST_PREDICTED if demand.kept >= 1 else MOST_IF_DROPPED) // self._size, 8)
-        self._num_groups, self._kept = min(groups, most), min(max(demand.kept, LEAST_KEPT), 1.0)
-        self._scale = groups / self._num_groups
-        self._missing = max(round(self._num_groups * self._kept), 1)
-        self._samples = _mixed(demand, self._num_groups * self._size)
+        self._roles, self._rollout, self._switch_s, self._scale = roles, rollout, switch_s, scale
         self._slabs, self._num_late = dict(split), demand.num_late
-        self._fleets = {
-            role: _Fleet(roles[role], split[role], self._scale, is_uneven=role == rollout)
+        self._of = {
+            role: _Fleet(roles[role], split[role], scale, is_uneven=role == rollout)
             for role in (rollout, *demand.verdicts)
         }
-        self._backlog = dict.fromkeys(demand.verdicts, 0.0)
-        self._column = {role: column for column, role in enumerate(demand.verdicts, start=1)}
         self._coming: list[tuple[float, str]] = []  # a heap: second at which a slab's engines begin, role
-        self._asked: list[tuple[float, ...]] = []  # tokens of each sample and of its verdicts
-        self._unjudged: list[int] = []  # verdicts that are missing, by sample
-        self._left: list[int] = []  # samples that are not judged, by group
-        self._in_flight, self._num_sampling, self._now_s = 0, 0, 0.0
 
-    def seconds(self, limit_s: float) -> float:
-        """Runs the batch until enough groups are kept, or until it takes longer than the limit."""
-        self._open()
-        while self._missing > 0 and self._now_s <= limit_s:
-            self._now_s = min(fleet.next_end_s() for fleet in self._fleets.values())
-            if self._coming and self._coming[0][0] <= self._now_s:
-                self._begin()
-            else:
-                self._advance()
-            self._move()
-        return self._now_s
+    def submit(self, role: str, number: int, tokens: float, now_s: float) -> None:
+        """See `batch_loop.Fleet`."""
+        self._of[role].add(Request(str(number), tokens), now_s)
 
-    def _begin(self) -> None:
-        """Begins with the engines of the slabs that come next."""
-        self._now_s, role = first = self._coming[0]
-        self._advance()
+    def assign(self, batch: BatchLoop) -> None:
+        """Nothing waits."""
+
+    def next_s(self) -> float:
+        """See `batch_loop.Fleet`."""
+        end_s = min(fleet.next_end_s() for fleet in self._of.values())
+        return min(end_s, self._coming[0][0]) if self._coming else end_s
+
+    def work(self, batch: BatchLoop) -> None:
+        """Moves all engines to this moment, then slabs."""
+        now_s = batch.now_s
+        begins = self._coming[0] if self._coming and self._coming[0][0] <= now_s else None
+        ended = [(role, key) for role, fleet in self._of.items() for key in fleet.advance(now_s)]
+        for role, key in ended:
+            batch.ended(role, int(key))
         num = 0
-        while self._coming and self._coming[0] == first:
+        while begins and self._coming and self._coming[0] == begins:
             heapq.heappop(self._coming)
             num += 1
-        self._fleets[role].grow(self._now_s, num)
+        if begins:
+            self._of[begins[1]].grow(now_s, num)
+        self._move(batch)
 
-    def _open(self) -> None:
-        """Opens as many groups as are probably needed."""
-        wanted = min(math.ceil(self._missing / self._kept - 1e-9), MOST_AHEAD * self._missing)
-        for _ in range(wanted - self._in_flight):
-            self._left.append(self._size)
-            self._in_flight += 1
-            for _ in range(self._size):
-                number = len(self._asked)
-                self._asked.append(self._samples[number % len(self._samples)])
-                self._unjudged.append(len(self._backlog))
-                self._num_sampling += 1
-                self._fleets[self._rollout].add(Request(str(number), self._asked[-1][0]), self._now_s)
-
-    def _advance(self) -> None:
-        """Moves all engines to this moment, and asks for the verdicts on what is complete."""
-        ended = [(role, key) for role, fleet in self._fleets.items() for key in fleet.advance(self._now_s)]
-        for role, key in ended:
-            number = int(key)
-            if role == self._rollout:
-                self._num_sampling -= 1
-                for judge, tokens in zip(self._backlog, self._asked[number][1:], strict=True):
-                    self._backlog[judge] += tokens
-                    self._fleets[judge].add(Request(key, tokens), self._now_s)
-            else:
-                self._backlog[role] -= self._asked[number][self._column[role]]
-                self._unjudged[number] -= 1
-            if not self._unjudged[number]:
-                self._judged(number // self._size)
-
-    def _judged(self, group: int) -> None:
-        """Handles a sample's last verdict; a group that is dropped is replaced."""
-        self._left[group] -= 1
-        if self._left[group]:
+    def _move(self, batch: BatchLoop) -> None:
+        fleet, speed = self._of[self._rollout], self._roles[self._rollout]
+        num_sampling = batch.num_open[self._rollout]
+        if fleet.num_running < num_sampling:
             return
-        self._in_flight -= 1
-        self._missing -= math.floor((group + 1) * self._kept + 1e-9) > math.floor(group * self._kept + 1e-9)
-        if self._missing > 0:
-            self._open()
-
-    def _move(self) -> None:
-        """Moves slabs of rollout to GenRMs, as in a run."""
-        fleet, speed = self._fleets[self._rollout], self._roles[self._rollout]
-        if fleet.num_running < self._num_sampling:
-            return
-        alive = self._num_sampling * self._scale + self._num_late
+        alive = num_sampling * self._scale + self._num_late
         while can_spare(alive, self._slabs[self._rollout], speed):
-            backlog = {role: tokens * self._scale for role, tokens in self._backlog.items()}
-            asked = {role: self._fleets[role].num_requests * self._scale for role in backlog}
+            backlog = {role: tokens * self._scale for role, tokens in batch.backlog.items()}
+            asked = {role: self._of[role].num_requests * self._scale for role in backlog}
             role, queue_s = longest_queue(backlog, asked, self._slabs, self._roles)
             if not role or not is_worth(queue_s, self._switch_s):
                 return
             self._slabs[self._rollout] -= 1
             self._slabs[role] += 1
             fleet.shrink(self._slabs[self._rollout])
-            heapq.heappush(self._coming, (self._now_s + self._switch_s, role))
+            heapq.heappush(self._coming, (batch.now_s + self._switch_s, role))
 
 
 class _Fleet:
@@ -288,14 +335,16 @@ class _Fleet:
             self._models[index].add(self._waiting.popleft(), now_s)
 
 
-def _mixed(demand: BatchDemand, num: int) -> list[tuple[float, ...]]:
-    """Takes `num` of the samples, each (tokens, tokens of each verdict), in an order that is drawn once. Long
-    completions get the longest verdicts."""
+def _mixed(demand: BatchDemand, num: int) -> list[BatchSample]:
+    """Takes `num` of the samples, in an order that is drawn once. Long completions get long verdicts."""
     columns = [
         _spread(sorted(each), num, demand.num_samples)
         for each in (demand.completions, *demand.verdicts.values())
     ]
-    samples = [*zip(*columns, strict=True)]
+    samples = [
+        BatchSample(tokens, dict(zip(demand.verdicts, verdicts, strict=True)))
+        for tokens, *verdicts in zip(*columns, strict=True)
+    ]
     random.Random(0).shuffle(samples)
     return samples
 

@@ -1,8 +1,8 @@
 """How many slabs rollout and each GenRM have in the next batch: the policy's decision between batches. Pure.
 
-The split whose predicted time for a batch is least (`yatt.core.gpus.prediction`). It changes only if that
-gains more than a dead band, because lengths differ from batch to batch. The decision within a batch is in
-`yatt.core.gpus.tail`.
+The split whose predicted time for a batch is least (`yatt.core.gpus.prediction`); that roles take turns with
+all slabs (`tail.takes_turns`) is one of them. It changes only if that gains more than a dead band, because
+lengths differ from batch to batch. The decision within a batch is in `yatt.core.gpus.tail`.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from yatt.core.gpus.prediction import NEVER_S, USUAL, BatchDemand, Effort, predicted_seconds
-from yatt.core.gpus.tail import RoleSpeed, Split
+from yatt.core.gpus.tail import RoleSpeed, Split, takes_turns
 
 DEAD_BAND = 0.02
 """Fraction of the predicted time that another split must gain."""
@@ -42,7 +42,7 @@ def believed_s(
 ) -> float:
     """Returns the predicted seconds of a batch, without the share of what moves save that is not believed."""
     moving_s = predicted_seconds(split, demand, roles, rollout, switch_s, effort=effort)
-    if moving_s > effort.limit_s:
+    if moving_s > effort.limit_s or takes_turns(split, rollout):
         return moving_s
     enough_s = moving_s + (effort.limit_s - moving_s) / MISTRUST
     fixed_s = predicted_seconds(
@@ -58,23 +58,24 @@ def choose_split(
     roles: Mapping[str, RoleSpeed],
     rollout: str,
     switch_s: float,
+    *,
+    may_turn: bool = False,
 ) -> dict[str, int]:
     """Returns the split for the next batch: the last one, or a better one by more than the dead band.
 
     Args:
         before: splits of the batches before, oldest first; at least the last one.
+        may_turn: whether roles may take turns.
     """
     now = dict(before[-1])
     search = _Search(partial(believed_s, demand=demand, roles=roles, rollout=rollout, switch_s=switch_s))
     total = sum(now.values())
-    best = search.best_of([now, *_by_work(demand, roles, rollout, total)])
-    step = max(total // 8, 1)
-    while step >= max(total // FINEST, 1):
-        nearest = search.best_of([best, *_near(best, step, roles)])
-        if search.seconds(nearest) < search.seconds(best):
-            best = nearest
-        else:
-            step //= 2
+    turns = {**dict.fromkeys(now, 0), rollout: total}
+    starts = [each for each in (now, *_by_work(demand, roles, rollout, total)) if each != turns]
+    best = search.nearest_best(starts, roles) if starts else turns
+    if now == turns and not may_turn:
+        return best
+    best = search.best_of([best, turns]) if may_turn else best
     band = UNDO_BAND if _undoes(best, before[-UNDO_BATCHES - 1 :]) else DEAD_BAND
     if best == now or search.seconds(best) >= search.seconds(now) * (1 - band):
         return now
@@ -112,6 +113,20 @@ class _Search:
             each_s = self.seconds(each, best_s)
             if (each_s, sorted(each.items())) < (best_s, sorted(best.items())):
                 best, best_s = each, each_s
+        return best
+
+    def nearest_best(
+        self, starts: Sequence[dict[str, int]], roles: Mapping[str, RoleSpeed]
+    ) -> dict[str, int]:
+        """Returns a split that is faster than all near it, on the way from the fastest of these."""
+        best, total = self.best_of(starts), sum(starts[0].values())
+        step = max(total // 8, 1)
+        while step >= max(total // FINEST, 1):
+            nearest = self.best_of([best, *_near(best, step, roles)])
+            if self.seconds(nearest) < self.seconds(best):
+                best = nearest
+            else:
+                step //= 2
         return best
 
 

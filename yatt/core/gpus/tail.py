@@ -25,7 +25,13 @@ WELL_FILLED = 0.5
 """Share of its room that an engine keeps busy with: more verdicts would better be at another engine."""
 
 Split = Mapping[str, int]
-"""Number of slabs by role."""
+"""Number of slabs by role while completions are sampled. Where rollout has all of them, GenRMs take turns
+with it: each then has all of them for the verdicts on the whole batch."""
+
+
+def takes_turns(split: Split, rollout: str) -> bool:
+    """Whether rollout has all slabs, and other roles have their turns afterwards."""
+    return len(split) > 1 and split[rollout] == sum(split.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,18 +84,18 @@ def may_hold_mine(file: KeptFile, *, iteration: int, attempt: int, shard: int, n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The prompt numbers that one data shard has in an iteration: those of its unfinished groups, and the
-    next `most` ones that it may open."""
+    """The prompt numbers that one data shard has in an iteration: the next `most` ones of its own, and
+    others: those of its unfinished groups, and those that were left over."""
 
     shard: int
     num_shards: int
     next_number: int
     most: int
-    unfinished: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
 
     def has(self, number: int) -> bool:
         """Whether this shard has the prompt number."""
-        if number in self.unfinished:
+        if number in self.others:
             return True
         is_in_reach = self.next_number <= number < self.next_number + self.most * self.num_shards
         return is_in_reach and number % self.num_shards == self.shard

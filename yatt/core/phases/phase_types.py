@@ -64,6 +64,10 @@ class Program:
     exports: bool = False
     """Whether the policy is written as a Hugging Face folder after the last iteration."""
 
+    trains: bool = True
+    """Whether there are trainer ranks. Else it is an evaluation of 0 iterations, whose weights stay: VALIDATE
+    samples all prompts, SCORE scores them with GenRMs that take turns, EXPORT writes the result."""
+
     def is_save_due(self, iteration: int) -> bool:
         """Whether the state after `iteration` has to be saved, whatever time has passed."""
         last = iteration == self.total_iterations
@@ -83,7 +87,8 @@ class Program:
         """Returns why the run cannot continue without these nodes; '' if it can. A run that stops only saves,
         and needs no engines."""
         for node in sorted(lost & self.trainer_nodes):
-            return f"node{node} has trainer ranks, and the run cannot do without them"
+            what, them = ("trainer ranks", "them") if self.trains else ("prompts", "their samples")
+            return f"node{node} has {what}, and the run cannot do without {them}"
         for role, pool in () if is_stopping else self.pools.items():
             if pool <= lost:
                 return f"no node is left that can run {role}"
@@ -159,7 +164,8 @@ class OrderAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """The act with this `seq` is done. `again`: more must be sampled before training.
+    """The act with this `seq` is done. `again`: more must be sampled before training. `takes_turns`: what was
+    sampled is scored in phases of its own, if the program has some.
 
     `resumed` is the iteration that BUILD resumed from; `is_local`: it is committed on the nodes' disks only.
     `at_s`: when it was done, in monotonic seconds.
@@ -170,6 +176,7 @@ class Acted:
     resumed: int = 0
     at_s: float = 0.0
     is_local: bool = False
+    takes_turns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +253,18 @@ class SaveGivenUp:
 
 
 Event = (
-    OrderAnswered | Acted | StopWanted | Failure | NodeLost | NodeKnocked | NodeReady | PatienceOver
-    | Committed | SaveFailed | SaveGivenUp
-)  # fmt: skip
+    OrderAnswered
+    | Acted
+    | StopWanted
+    | Failure
+    | NodeLost
+    | NodeKnocked
+    | NodeReady
+    | PatienceOver
+    | Committed
+    | SaveFailed
+    | SaveGivenUp
+)
 
 # ---- actions ------------------------------------------------------------------------------------
 

@@ -21,10 +21,14 @@ commit saves first.
 A failure may be a symptom of another one (`Failure.is_symptom`): when a trainer node dies, ranks on the other
 nodes fail too, and may be reported first. A symptom waits for its cause for a limited time.
 
+An evaluation (`Program.trains` is false) has neither weights to publish nor anything to save: BUILD, SYNC,
+VALIDATE, SCORE with each GenRM that takes turns, EXPORT of the result.
+
 A node that only runs engines may be lost (`NodeLost`): it gets no more orders and its answers are not
 awaited, and the run continues while every role has a node left. The loss of a trainer node is a failure.
 A later process of its controller may take its place (`NodeKnocked`). It starts its workers beside everything
 else, and is admitted when PUBLISH begins to act: it takes these weights, and takes part in all that follows.
+In an evaluation it is admitted while VALIDATE acts, or else before the next barrier.
 """
 
 from dataclasses import replace
@@ -63,8 +67,11 @@ from yatt.core.phases.phase_types import (
 from yatt.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER_MISTAKE, EXIT_WILL_CONTINUE
 
 _FOLLOWING = {
-    Phase.JOIN: Phase.BUILD, Phase.BUILD: Phase.PUBLISH, Phase.SAVE: Phase.PUBLISH, Phase.PUBLISH: Phase.SYNC,
-}  # fmt: skip
+    Phase.JOIN: Phase.BUILD,
+    Phase.BUILD: Phase.PUBLISH,
+    Phase.SAVE: Phase.PUBLISH,
+    Phase.PUBLISH: Phase.SYNC,
+}
 """What always comes after these phases, unless the run has to stop."""
 
 _INTERRUPTIBLE = (Phase.ROLLOUT, Phase.SCORE, Phase.VALIDATE)
@@ -103,7 +110,9 @@ def _undisturbed(state: RunState, event: Event, program: Program) -> Result:
         case NodeKnocked():
             return _knocked(state, event, program)
         case NodeReady(node, life):
-            return _ready(state, Newcomer(node, life)), ()
+            after = _ready(state, Newcomer(node, life))
+            samples = state.phase is Phase.VALIDATE and state.part is PhasePart.ACT
+            return _admitting(after, program) if samples and not program.trains else (after, ())
         case Acted() if event.seq == state.seq and state.part is PhasePart.ACT:
             return _acted(state, event, program)
         case _:
@@ -128,11 +137,13 @@ def _begin(state: RunState, phase: Phase, program: Program, scoring: int = 0) ->
         end = End(EXIT_FINISHED, "finished") if is_finished else End(EXIT_WILL_CONTINUE, state.stop)
         return replace(state, phase=Phase.ENDED), (end,)
     now = replace(state, phase=phase, seq=state.seq + 1, scoring=scoring)
-    if phase in (Phase.JOIN, Phase.COMMIT) or (program.is_static and phase is not Phase.BUILD):
+    is_static = program.is_static or (phase is Phase.EXPORT and not program.trains)
+    if phase in (Phase.JOIN, Phase.COMMIT) or (is_static and phase is not Phase.BUILD):
         now = replace(now, part=PhasePart.ACT, owed=NodeSet())  # no slab is transferred
         return (now, ()) if phase is Phase.COMMIT else _acting(now, program)
-    now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - state.lost))
-    return now, _orders(now)
+    now, admits = (now, ()) if program.trains else _admitting(now, program)
+    now = replace(now, part=PhasePart.PREPARE, owed=NodeSet(program.nodes - now.lost))
+    return now, (*admits, *_orders(now))
 
 
 def _orders(state: RunState) -> tuple[Action, ...]:
@@ -142,10 +153,16 @@ def _orders(state: RunState) -> tuple[Action, ...]:
 def _acting(state: RunState, program: Program) -> Result:
     """Begins the act of the phase. PUBLISH admits the newcomers that are ready, before its work."""
     act = Act(state.phase, state.scoring, state.iteration, state.seq)
-    ready = _admissible(state, program) if state.phase is Phase.PUBLISH else []
+    admitted, admits = _admitting(state, program) if state.phase is Phase.PUBLISH else (state, ())
+    return admitted, (*admits, act)
+
+
+def _admitting(state: RunState, program: Program) -> Result:
+    """Admits the newcomers that are ready."""
+    ready = _admissible(state, program)
     lost = state.lost - {each.node for each in ready}
     admitted = replace(state, lost=lost, newcomers=state.newcomers - set(ready))
-    return admitted, (*(Admit(each.node, each.life) for each in ready), act)
+    return admitted, tuple(Admit(each.node, each.life) for each in ready)
 
 
 def _admissible(state: RunState, program: Program) -> list[Newcomer]:
@@ -190,8 +207,9 @@ def _knocked(state: RunState, event: NodeKnocked, program: Program) -> Result:
     lives = frozenset(each for each in after.lives if each[0] != event.node) | {(event.node, event.life)}
     newcomers = after.newcomers | {Newcomer(event.node, event.life)}
     return replace(after, lives=lives, newcomers=newcomers), (
-        *actions, Prepare(event.node, event.life),
-    )  # fmt: skip
+        *actions,
+        Prepare(event.node, event.life),
+    )
 
 
 def _ready(state: RunState, newcomer: Newcomer) -> RunState:
@@ -306,16 +324,18 @@ def _next(state: RunState, event: Acted, after: RunState, program: Program) -> t
     match state.phase:
         case Phase.BUILD if event.is_local:
             return Phase.SAVE, 0
+        case Phase.BUILD if not program.trains:
+            return Phase.SYNC, 0
         case phase if phase in _FOLLOWING:
             return _FOLLOWING[phase], 0
         case Phase.TRAIN:
             return _after_training(after, program), 0
-        case Phase.SYNC | Phase.VALIDATE:
+        case Phase.SYNC | Phase.VALIDATE if program.trains or state.phase is Phase.SYNC:
             return _after_sync(after, program), 0
         case Phase.EXPORT:
             return _closing(after, program), 0
         case _:
-            return _after_sampling(state, event, program)
+            return _after_sampling(after, event, program)
 
 
 def _after_sync(state: RunState, program: Program) -> Phase:
@@ -327,8 +347,10 @@ def _after_sync(state: RunState, program: Program) -> Phase:
 
 def _after_sampling(state: RunState, event: Acted, program: Program) -> tuple[Phase, int]:
     done = state.scoring + 1 if state.phase is Phase.SCORE else 0
-    if done < program.num_scorings:
+    if done < program.num_scorings and (event.takes_turns or state.phase is Phase.SCORE):
         return Phase.SCORE, done
+    if not program.trains:
+        return _closing(state, program), 0
     return (Phase.ROLLOUT if event.again else Phase.TRAIN), 0
 
 

@@ -62,11 +62,12 @@ class _Server:
         return (len(self.running) + self.elsewhere) / self.room
 
 
-class _Room:
-    """Free places of one pool, and the servers that have some. The cost of updates and of random draws does
-    not depend on the number of servers."""
+class _Pool:
+    """The servers of one pool, its free places, and the servers that have some (`names`). The cost of updates
+    and of random draws does not depend on the number of servers."""
 
     def __init__(self) -> None:
+        self.servers: list[str] = []
         self.free = 0
         self.names: list[str] = []
         self._at: dict[str, int] = {}
@@ -102,8 +103,7 @@ class Dispatch:
         self._patience, self._near, self._draw = patience, near, random.Random(salt)
         self._calls: dict[str, _Call] = {}
         self._servers: dict[str, _Server] = {}
-        self._names: dict[str, list[str]] = {}  # servers by pool
-        self._rooms: dict[str, _Room] = {}  # by pool
+        self._pools: dict[str, _Pool] = {}
         self._waiting: dict[str, OrderedDict[str, None]] = {}
         self._homes: dict[tuple[str, str], str] = {}
         self._living: dict[tuple[str, str], int] = {}
@@ -114,22 +114,22 @@ class Dispatch:
         """Adds or updates a server that takes `room` calls; `elsewhere`: its calls of other processes."""
         if server not in self._servers:
             self._servers[server] = _Server(pool, room)
-            self._names.setdefault(pool, []).append(server)
+            self._pool(pool).servers.append(server)
         known = self._servers[server]
         known.room, known.elsewhere = room, elsewhere
         self._count(server)
 
     def has_servers(self, pool: str) -> bool:
         """Whether the pool has any server, full or not."""
-        return bool(self._names.get(pool))
+        return pool in self._pools and bool(self._pools[pool].servers)
 
     def leave(self, server: str) -> list[str]:
         """Removes a server without suspicion (asleep, lost node); returns its calls, which wait again."""
         gone = self._servers.pop(server, None)
         if gone is None:
             return []
-        self._names[gone.pool].remove(server)
-        self._room(gone.pool).count(server, gone.counted, 0)
+        self._pools[gone.pool].servers.remove(server)
+        self._pools[gone.pool].count(server, gone.counted, 0)
         for key in gone.running:
             self._wait_again(key)
         return list(gone.running)
@@ -146,9 +146,8 @@ class Dispatch:
 
     def num_calls(self, pool: str) -> int:
         """Number of a pool's calls, waiting or running."""
-        return self.num_waiting(pool) + sum(
-            len(self._servers[name].running) for name in self._names.get(pool, ())
-        )
+        servers = self._pools[pool].servers if pool in self._pools else ()
+        return self.num_waiting(pool) + sum(len(self._servers[name].running) for name in servers)
 
     def submit(self, key: str, pool: str, group: str = "", suspicion: int = 0) -> None:
         """Adds a call; its key is unique among the pending calls."""
@@ -206,7 +205,7 @@ class Dispatch:
         """Assigns waiting calls to servers with room, oldest first."""
         found: list[Assignment] = []
         for pool, waiting in self._waiting.items():
-            room = self._room(pool)
+            room = self._pool(pool)
             passed_over: list[str] = []
             while waiting and room.free:
                 key = next(iter(waiting))
@@ -252,10 +251,10 @@ class Dispatch:
         """Updates the pool's count of this server's free places."""
         known = self._servers[server]
         before, known.counted = known.counted, known.free
-        self._room(known.pool).count(server, before, known.counted)
+        self._pool(known.pool).count(server, before, known.counted)
 
-    def _room(self, pool: str) -> _Room:
-        return self._rooms.setdefault(pool, _Room())
+    def _pool(self, name: str) -> _Pool:
+        return self._pools.setdefault(name, _Pool())
 
     def _takes(self, server: str, call: _Call) -> bool:
         """Whether a server may get this call now: it has room, and two suspects would not share it."""
@@ -278,8 +277,8 @@ class Dispatch:
         home = self._homes.get((call.pool, call.group), "")
         if home and self._takes(home, call):
             return home
-        names = self._names[call.pool]
-        roomy = names if len(names) <= FEW_SERVERS else self._rooms[call.pool].names
+        pool = self._pools[call.pool]
+        roomy = pool.servers if len(pool.servers) <= FEW_SERVERS else pool.names
         drawn = roomy if len(roomy) <= FEW_SERVERS else self._draw.sample(roomy, DRAWN)
         open_ = [name for name in drawn if self._takes(name, call)]
         if not open_ and len(drawn) < len(roomy):  # the call is a suspect, and each drawn server has one

@@ -12,9 +12,18 @@ from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_USER_MISTAKE, YattError
 MAX_WAKE_FAILURES = 3
 
 LASTING = (
-    "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NotImplementedError",
-    "AssertionError", "ImportError", "ModuleNotFoundError", "ValidationError", "LookupError",
-)  # fmt: skip
+    "ValueError",
+    "TypeError",
+    "KeyError",
+    "IndexError",
+    "AttributeError",
+    "NotImplementedError",
+    "AssertionError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "ValidationError",
+    "LookupError",
+)
 """Exceptions that come from what was asked, not from the machine: another node would raise them too."""
 
 OTHERS_MEMORY = "Free memory on device"
@@ -23,8 +32,9 @@ OTHERS_MEMORY = "Free memory on device"
 _RUNTIME = re.compile(r"(?:^|[:;] )RuntimeError: ")
 _MACHINES = re.compile(
     r"cuda|hip\b|cublas|cudnn|nccl|gloo|memory|alloc|mmap|shm|time[ds]? ?out|connect|socket|address|device|"
-    r"driver|resource|fork|process|thread|file|permission|root cause", re.IGNORECASE,
-)  # fmt: skip
+    r"driver|resource|fork|process|thread|file|permission|root cause",
+    re.IGNORECASE,
+)
 """Words of a RuntimeError that a machine may have caused."""
 
 _LASTING = re.compile(rf"(?:^|[:;] )(?:{'|'.join(LASTING)}): ")

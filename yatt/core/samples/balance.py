@@ -100,9 +100,14 @@ class _Unit:
 
 
 def plan_iteration(
-    facts: Sequence[SampleFact], *, groups_per_step: int, dp_size: int, cap_tokens: int, cost: Cost,
+    facts: Sequence[SampleFact],
+    *,
+    groups_per_step: int,
+    dp_size: int,
+    cap_tokens: int,
+    cost: Cost,
     keeps_groups: bool = False,
-) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
+) -> tuple[MiniBatchPlan, ...]:
     """Returns mini-batches of whole prompt groups, in the order of `facts`, each split over the dp_ranks.
 
     Args:
@@ -117,11 +122,14 @@ def plan_iteration(
     steps = [ordered[i : i + groups_per_step] for i in range(0, len(ordered), groups_per_step)]
     return tuple(
         deal_mini_batch(
-            [fact for group in step for fact in group], dp_size=dp_size, cap_tokens=cap_tokens, cost=cost,
+            [fact for group in step for fact in group],
+            dp_size=dp_size,
+            cap_tokens=cap_tokens,
+            cost=cost,
             keeps_groups=keeps_groups,
         )
         for step in steps
-    )  # fmt: skip
+    )
 
 
 def deal_mini_batch(

@@ -4,11 +4,12 @@ The least recently used file goes first, and never one that an order needs.
 
 The media process makes files and removes them; this says when. Of each file there is a digest and a size. An
 *order* holds the files that it names from when it is begun until it is answered; a file that any order holds
-is not evicted. Room is reserved before a file is written, so that files being written count. There is no
-clock and no I/O.
+is not evicted, nor one that an engine is about to open. Room is reserved before a file is written, so that
+files being written count. There is no clock and no I/O.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -67,14 +68,19 @@ class MediaCache:
             self._orders[order].add(digest)
         return True
 
-    def reserve_room(self, order: int, digest: str, size: int) -> tuple[str, ...]:
+    def reserve_room(
+        self, order: int, digest: str, size: int, is_held: Callable[[str], bool]
+    ) -> tuple[str, ...]:
         """Reserves room for a file that is not kept, which the order holds from now on.
+
+        Args:
+            is_held: whether an engine is about to open a file.
 
         Returns:
             Files to remove before it is written; they are kept no more.
 
         Raises:
-            NoRoom: other orders hold too much, or this one; then nothing has changed.
+            NoRoom: other orders and engines hold too much, or this one; then nothing has changed.
         """
         if digest in self._sizes or digest in self._reserved:
             raise ValueError("a file is written once")
@@ -84,6 +90,8 @@ class MediaCache:
         for each in self._evictable():
             if missing <= 0:
                 break
+            if is_held(each):
+                continue
             victims.append(each)
             missing -= self._sizes[each]
         if missing > 0:

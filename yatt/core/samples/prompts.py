@@ -5,6 +5,7 @@ N prompts each. Data shard k of N has the numbers with ``i % N == k``.
 """
 
 import heapq
+import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -51,13 +52,72 @@ def first_number(shard: int, num_shards: int, *, at_least: int) -> int:
     return at_least + (shard - at_least) % num_shards
 
 
+@dataclass(frozen=True, slots=True)
+class PromptNumbers:
+    """The prompt numbers that one data shard has not opened yet; it opens the lowest one first.
+
+    Nodes get apart, since some leave out or drop more than others. If their number changes then, the numbers
+    from which some of them were to go on are below the others': these are `left` over.
+
+    Args:
+        next: a number; this shard has its own ones from there on.
+        left: numbers below `next`, in rising order each.
+    """
+
+    shard: int
+    num_shards: int
+    next: int = 0
+    left: tuple[range, ...] = ()
+
+    @property
+    def own(self) -> int:
+        """The lowest number that is not left over."""
+        return first_number(self.shard, self.num_shards, at_least=self.next)
+
+    @property
+    def lowest(self) -> int:
+        """The number to open now."""
+        return min((numbers[0] for numbers in self.left), default=self.own)
+
+    def has(self, number: int) -> bool:
+        """Whether this shard is to open this number."""
+        is_own = number >= self.next and number % self.num_shards == self.shard
+        return is_own or any(number in numbers for numbers in self.left)
+
+    def after(self, number: int) -> "PromptNumbers":
+        """Returns the numbers above this one."""
+        left = (numbers[max(0, (number - numbers.start) // numbers.step + 1) :] for numbers in self.left)
+        return replace(self, next=max(self.next, number + 1), left=tuple(filter(None, left)))
+
+    def first_left(self, most: int) -> frozenset[int]:
+        """Returns the lowest of the numbers that are left over."""
+        return frozenset(itertools.islice(heapq.merge(*self.left), most))
+
+
+def dealt_numbers(saved: Sequence[PromptNumbers], *, shard: int, num_shards: int) -> PromptNumbers:
+    """Returns the numbers of a data shard after their number has changed: each number that no shard has
+    opened is in exactly one.
+
+    Args:
+        saved: of all former shards.
+    """
+    num_saved = len(saved)
+    opened_by_none = max(each.own for each in saved) - num_saved + 1  # a shard's own are `num_saved` apart
+    left, num_dealt = list[range](), 0
+    for each in saved:
+        for numbers in (*each.left, range(each.own, opened_by_none, num_saved)):
+            left.append(numbers[(shard - num_dealt) % num_shards :: num_shards])
+            num_dealt += len(numbers)
+    return PromptNumbers(shard, num_shards, opened_by_none, tuple(filter(None, left)))
+
+
 def share_of_shard(batch: int, *, shard: int, num_shards: int, first: int) -> int:
     """Returns how many of the prompt numbers ``first .. first + batch - 1`` are in this data shard."""
     start = first_number(shard, num_shards, at_least=first)
     return max(0, math.ceil((first + batch - start) / num_shards))
 
 
-def sample_seed(seed: int, prompt_number: int, index: int, retry: int = 0) -> int:
+def sample_seed(seed: int, prompt_number: int, index: int | str, retry: int = 0) -> int:
     """Returns the seed of one completion; it does not depend on when the completion is requested."""
     return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)
 

@@ -88,9 +88,13 @@ class RankMeeting:
         place = self._place
         address = self._gather() if place.rank == 0 else self._find()
         self._group.join(
-            address, rank=place.rank, world_size=place.num_ranks, device_type=place.device, join_s=JOIN_S,
+            address,
+            rank=place.rank,
+            world_size=place.num_ranks,
+            device_type=place.device,
+            join_s=JOIN_S,
             timeout_s=place.timeout_s,
-        )  # fmt: skip
+        )
 
     def leave(self) -> None:
         """Leaves the process group and stops the service."""

@@ -85,6 +85,9 @@ def read_publication(folder: str, policy_version: int) -> Publication:
         )
     stamp = Stamp(index.attempt, policy_version)
     return Publication(
-        stamp=stamp, stems=tuple(map(Path, index.stems)), sums=index.sums,
-        here=index.sums | index.part_sums, part=index.part,
-    )  # fmt: skip
+        stamp=stamp,
+        stems=tuple(map(Path, index.stems)),
+        sums=index.sums,
+        here=index.sums | index.part_sums,
+        part=index.part,
+    )

@@ -147,8 +147,9 @@ def _name_in(model: torch.nn.Module) -> NameInEngine:
     """Returns vLLM's own mapping of names: the model's, then that of the innermost module that has one."""
     mappers = {
         name and f"{name}.": module.hf_to_vllm_mapper
-        for name, module in model.named_modules() if getattr(module, "hf_to_vllm_mapper", None) is not None
-    }  # fmt: skip
+        for name, module in model.named_modules()
+        if getattr(module, "hf_to_vllm_mapper", None) is not None
+    }
     whole, inner = mappers.pop("", None), sorted(mappers, key=len, reverse=True)
 
     def name_of(name: str) -> str | None:
@@ -169,9 +170,10 @@ def _sliced_vocabularies(model: torch.nn.Module) -> set[str]:
 
     modules = model.named_modules()
     return {
-        f"{name}.weight" for name, module in modules
+        f"{name}.weight"
+        for name, module in modules
         if isinstance(module, VocabParallelEmbedding) and module.tp_size > 1
-    }  # fmt: skip
+    }
 
 
 def _register() -> None:

@@ -1,19 +1,21 @@
 """Refusals of layouts that cannot be or do not fit, with the nearest one that does.
 
-A near layout has few changes: a doubled or halved size counts as one, recomputation and smaller micro-batches
-as less. Layouts are tried in this order, and the first that fits is taken.
+A near layout has few changes: a doubled or halved size counts as one; recomputation, smaller micro-batches
+and a critic that takes turns with the policy as less. Layouts are tried in this order, and the first that
+fits is taken.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from yatt.adapters.inputs.model_family import critic_of_run
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.config.sizes import num_trainer_nodes
 from yatt.core.gpus.placement import ROLLOUT
-from yatt.errors import ConfigError
-from yatt.forecast.memory.fit import GPU_BYTES, Fault, MemoryPlan, memory_faults, room_of
+from yatt.errors import ConfigError, Finding
+from yatt.forecast.memory.fit import GPU_BYTES, MemoryPlan, memory_faults, room_of
 from yatt.forecast.memory.parameters import table_of
 from yatt.forecast.memory.trainer import (
     TrainerDemand,
@@ -24,10 +26,11 @@ from yatt.forecast.memory.trainer import (
     worst_stage,
 )
 from yatt.models.model import Model
+from yatt.models.shape import Shape
 from yatt.trainer.mcore.layout import check_layout
 
 MOST_TIMES_NODES = 64
-RECOMPUTE_COST, TOKENS_COST = 0.5, 0.25
+RECOMPUTE_COST, SWAP_COST, TOKENS_COST = 0.5, 0.4, 0.25
 """In doublings."""
 
 SIZE_COSTS = {
@@ -39,10 +42,17 @@ SIZE_COSTS = {
 """Of a doubling."""
 
 KEYS = (
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
-    "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
-    "sequence_parallel", "router_replay", "recompute", "max_tokens_per_micro_batch",
-)  # fmt: skip
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "router_replay",
+    "recompute",
+    "max_tokens_per_micro_batch",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,10 @@ def nearest_layout(config: RunConfig, model: Model, room: int) -> NearLayout | N
         room: bytes of a GPU for the trainer's peak.
     """
     times, parameters, critic = 1, table_of(model, config.vision.train), critic_table(config)
+    shapes = (model.shape, *(() if critic is None else critic[:1]))
     while times <= MOST_TIMES_NODES:
         wider = _with_nodes(config, times)
-        for section in _candidates(wider, model):
-            found = replace(wider, trainer=section)
+        for found in _candidates(wider, shapes):
             if _fits(trainer_demand(found, model.shape, parameters, critic), room):
                 return NearLayout(found, _changes(config, found))
         times *= 2
@@ -82,28 +92,34 @@ def _with_nodes(config: RunConfig, times: int) -> RunConfig:
     return replace(config, launch=launch, placement=place)
 
 
-def _candidates(config: RunConfig, model: Model) -> list[TrainerSection]:
-    """Possible layouts, the nearest first."""
+def _candidates(config: RunConfig, shapes: Sequence[Shape]) -> list[RunConfig]:
+    """Layouts that are possible for policy and critic, the nearest first."""
     world = num_trainer_nodes(config) * config.launch.gpus_per_node
-    found = list[tuple[float, int, TrainerSection]]()
-    for number, section in enumerate(_sections(config, model, world)):
+    found = list[tuple[float, int, RunConfig]]()
+    swaps = (False, True) if config.has_critic and not config.critic.swap else (config.critic.swap,)
+    for number, section in enumerate(_sections(config, shapes[0], world)):
         try:
-            check_layout(model.shape, section, world)
+            for shape in shapes:
+                check_layout(shape, section, world)
         except ConfigError:
             continue
-        found.append((_distance(config.trainer, section), number, section))
-    return [section for _, _, section in sorted(found, key=lambda each: each[:2])]
+        distance = _distance(config.trainer, section)
+        for swap in swaps:
+            cost = SWAP_COST * (swap != config.critic.swap)
+            candidate = replace(config, trainer=section, critic=replace(config.critic, swap=swap))
+            found.append((distance + cost, number, candidate))
+    return [candidate for _, _, candidate in sorted(found, key=lambda each: each[:2])]
 
 
-def _sections(config: RunConfig, model: Model, world: int) -> Iterator[TrainerSection]:
-    now, experts = config.trainer, model.shape.experts
+def _sections(config: RunConfig, shape: Shape, world: int) -> Iterator[TrainerSection]:
+    now, experts = config.trainer, shape.experts
     divisors = [size for size in range(1, world + 1) if world % size == 0]
     tps = [size for size in divisors if size <= config.launch.gpus_per_node]
     eps = [size for size in divisors if experts and experts.num_experts % size == 0] or [1]
     tokens = sorted({now.max_tokens_per_micro_batch, longest_sample(config)}, reverse=True)
     recomputed = dict.fromkeys((now.recompute, "none", "full"))
     for tp, pp, cp in itertools.product(tps, divisors, divisors):
-        if world % (tp * pp * cp) or pp > model.shape.num_layers:
+        if world % (tp * pp * cp) or pp > shape.num_layers:
             continue
         for ep, recompute, most in itertools.product(eps, recomputed, tokens):
             yield replace(
@@ -158,6 +174,8 @@ def _changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
         found.append(f"launch.nodes={after.launch.nodes}")
     if before.placement.trainer_nodes != after.placement.trainer_nodes:
         found.append(f"placement.trainer_nodes={after.placement.trainer_nodes}")
+    if before.critic.swap != after.critic.swap:
+        found.append(f"critic.swap={str(after.critic.swap).lower()}")
     for key in KEYS:
         value = getattr(after.trainer, key)
         if value != getattr(before.trainer, key):
@@ -166,22 +184,28 @@ def _changes(before: RunConfig, after: RunConfig) -> tuple[str, ...]:
 
 
 def check_possible(config: RunConfig, model: Model, gpu_bytes: int = GPU_BYTES) -> None:
-    """Refuses an impossible layout, like `check_layout`, with the nearest that is possible and fits.
+    """Refuses a layout that is impossible for policy or critic, like `check_layout`, with the nearest that is
+    possible and fits.
 
     Raises:
         ConfigError: names the keys, the sizes that do not fit, and the nearest layout.
     """
-    try:
-        check_layout(model.shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
-    except ConfigError as error:
-        if not model.shape.layers or not model.shape.is_regular:
-            raise
-        raise ConfigError(f"{error}\n{nearest_in_words(config, model, gpu_bytes)}") from error
+    critic, world = critic_of_run(config), num_trainer_nodes(config) * config.launch.gpus_per_node
+    for key, each in (("", model), ("critic.path", critic)):
+        try:
+            if each is not None:
+                check_layout(each.shape, config.trainer, world)
+        except ConfigError as error:
+            if not model.shape.layers or not model.shape.is_regular:
+                raise
+            *others, last = error.about(key).findings
+            advised = replace(last, cure=nearest_in_words(config, model, gpu_bytes))
+            raise ConfigError(findings=[*others, advised]) from error
 
 
 def plan_faults(
     config: RunConfig, models: Mapping[str, Model], plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0
-) -> list[Fault]:
+) -> list[Finding]:
     """What of a plan does not fit, with the nearest layout of the trainer that fits.
 
     Args:
@@ -194,7 +218,7 @@ def plan_faults(
     has_scores = config.model.spec == "torch" and config.model.dtype != "bfloat16"
     if has_scores and config.trainer.context_parallel_size > 1:
         advice += " In bfloat16 the scores of context-parallel attention are not kept in memory."
-    return [(key, f"{says} {advice}" if key == "trainer" else says) for key, says in faults]
+    return [replace(fault, cure=advice) if fault.key == "trainer" else fault for fault in faults]
 
 
 def nearest_in_words(config: RunConfig, model: Model, gpu_bytes: int) -> str:

@@ -9,6 +9,7 @@ from yatt.config.schema import RunConfig
 from yatt.config.sizes import engine_node_gpus, num_trainer_nodes, slab_gpus
 from yatt.control.gpus.unfit import PROCESS_BYTES
 from yatt.core.gpus.placement import ROLLOUT, placement_of
+from yatt.errors import Finding, mistake_in
 from yatt.forecast.memory.engines import SLEEPING_BYTES, EngineMemory, engine_memory
 from yatt.forecast.memory.fetching import slice_sizes
 from yatt.forecast.memory.parameters import table_of
@@ -31,7 +32,6 @@ PROCESS_GPU_BYTES = 2 * GIB
 ROOM = 0.95
 """Share of a GPU that the parts may fill; the rest is lost to fragmentation. Assumed."""
 
-Fault = tuple[str, str]
 """A key, and what does not fit with what to write."""
 
 
@@ -267,7 +267,7 @@ def memory_plan(config: RunConfig, models: Mapping[str, Model], gpu_bytes: int =
     )
 
 
-def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> Iterator[Fault]:
+def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> Iterator[Finding]:
     """Yields what does not fit.
 
     Args:
@@ -275,7 +275,7 @@ def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> 
         shm_bytes: size of a node's memory filesystem; 0: half of its memory, as Linux makes it.
     """
     if not plan.trainer_fits:
-        yield (
+        yield mistake_in(
             "trainer",
             f"training needs {_gib(plan.trainer_peak)} of each GPU of pipeline stage {plan.worst.stage}; "
             f"{_gib(plan.room)} of {_gib(plan.gpu_bytes)} can be used.",
@@ -284,20 +284,22 @@ def memory_faults(plan: MemoryPlan, host_bytes: int = 0, shm_bytes: int = 0) -> 
         yield from _engine_faults(engine, plan.gpu_bytes)
     for host in plan.hosts:
         if host_bytes and host.total > host_bytes:
-            yield (
+            yield mistake_in(
                 "launch.nodes",
                 f"each {host.kind} node needs {_gib(host.total)} of host memory, and has {_gib(host_bytes)}; "
                 "more nodes have less of the optimizer each.",
             )
         if (has := shm_bytes or host_bytes // 2) and host.in_shm > has:
-            yield "launch.shm_dir", " ".join(shm_fault(f"each {host.kind} node", host.in_shm, has))
+            yield mistake_in(
+                "launch.shm_dir", " ".join(shm_fault(f"each {host.kind} node", host.in_shm, has))
+            )
 
 
-def shm_fault(where: str, held: int, has: int) -> tuple[str, str]:
+def shm_fault(where: str, held: int, has: int, which: str = "which") -> tuple[str, str]:
     """Two sentences about a memory filesystem that is too small: what is wrong, and what to do."""
     what = (
         f"{where} holds {_gib(held)} of weights, optimizer state and prepared pictures in its memory "
-        f"filesystem, which has {_gib(has)}."
+        f"filesystem, {which} has {_gib(has)}."
     )
     cure = (
         "Make it larger (mount -o remount,size=...), name a larger one, or use more nodes, which have less "
@@ -306,24 +308,24 @@ def shm_fault(where: str, held: int, has: int) -> tuple[str, str]:
     return what, cure
 
 
-def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Fault]:
+def _engine_faults(engine: EngineMemory, gpu_bytes: int) -> Iterator[Finding]:
     if engine.num_sequences < 1:
         needed = engine.weights + engine.other - engine.logits + int(engine.kv.of_tokens(engine.longest))
-        yield (
+        yield mistake_in(
             f"{engine.key}.tp_size",
             f"{engine.num_gpus}: weights, and a KV cache for one sequence of {engine.longest} tokens, need "
             f"{_gib(needed)} of each GPU; the engine may use {_gib(engine.limit)}. Write a larger tp_size, "
             "or a larger gpu_memory_utilization or kv_cache_bytes.",
         )
     elif engine.peak > gpu_bytes and engine.logits:
-        yield (
+        yield mistake_in(
             f"{engine.key}.engine_args",
             f"a teacher's logits need {_gib(engine.logits)} beside what gpu_memory_utilization counts; "
             f"together that is {_gib(engine.peak)} of {_gib(gpu_bytes)}. Write a smaller "
             "max_num_batched_tokens (longer texts are read in parts), or a smaller gpu_memory_utilization.",
         )
     elif engine.peak > gpu_bytes:
-        yield (
+        yield mistake_in(
             f"{engine.key}.kv_cache_bytes",
             f"weights, KV cache and what else is on the GPU need {_gib(engine.peak)} of {_gib(gpu_bytes)}; "
             "write a smaller one, or a smaller gpu_memory_utilization.",

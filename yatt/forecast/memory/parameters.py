@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.models.cuts import cut_dim
 from yatt.models.model import Model
-from yatt.models.pictures.tower import trains_parameter
 from yatt.models.rows import EMBEDDING, OUTPUT, WeightRow
+from yatt.models.towers.tower import trains_parameter
 
 ALIGN, BUCKET_ALIGN = 64, 128
 """Elements to which parameters are aligned in their buffer, and buckets, which are divided over ranks too."""

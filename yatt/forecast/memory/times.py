@@ -27,6 +27,7 @@ from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT, genrm_role
 from yatt.forecast.memory.engines import EngineMemory
 from yatt.forecast.memory.fit import MemoryPlan
+from yatt.forecast.memory.trainer import TrainerMemory
 from yatt.forecast.time.figures import RunFigures
 from yatt.models.flops import forward_flops
 from yatt.models.model import Model
@@ -112,6 +113,18 @@ def train_s(config: RunConfig, model: Model, tokens: float, rates: HardwareRates
     return samples * flops / (gpus * rates.peak_flops * rates.utilization) * _bubble(config, tokens)
 
 
+def swapped_bytes(config: RunConfig, stage: TrainerMemory) -> int:
+    """Bytes that a GPU of this pipeline stage copies in an iteration, because policy and critic take turns on
+    it: the critic in and out, the policy and a reference in; and out what has changed since the last time,
+    the policy's optimizer, unless the trainer has slept in between."""
+    if not config.critic.swap:
+        return 0
+    is_away, others = config.trainer.offload_optimizer, stage.others
+    state, its_state = (0, 0) if is_away else (stage.optimizer, others.critic_optimizer)
+    out = state if config.placement.mode == "disaggregated" else 0
+    return 2 * (others.critic_weights + its_state) + stage.weights + others.reference + state + out
+
+
 def _bubble(config: RunConfig, tokens: float) -> float:
     """Factor for pipeline stages that are idle at the ends of a mini-batch."""
     section = config.trainer
@@ -170,13 +183,15 @@ def iteration_times(
     is_away, gpu_s = config.trainer.offload_optimizer, measured.train_gpu_s
     worst, others = plan.worst, plan.worst.others
     has_switches = not config.is_given  # else the trainer never leaves its GPUs
-    state = worst.optimizer + others.critic_optimizer
-    kept = worst.weights + others.critic_weights + (0 if is_away else state)
+    in_turn = config.critic.swap  # then the critic is away when the trainer sleeps
+    state = worst.optimizer + (0 if in_turn else others.critic_optimizer)
+    kept = worst.weights + (0 if in_turn else others.critic_weights) + (0 if is_away else state)
     prompt, gpus = config.data.max_prompt_tokens / 2, num_trainer_nodes(config) * config.launch.gpus_per_node
     counted_s = train_s(config, models[ROLLOUT], prompt + tokens, rates)
     if is_away:  # both directions at once, in each step
-        steps = config.trainer.ppo_epochs * steps_per_iteration(config.trainer)
-        counted_s += steps * plan.worst.optimizer / rates.link_bytes_per_s
+        epochs = config.trainer.ppo_epochs * worst.optimizer + config.critic.epochs * others.critic_optimizer
+        counted_s += steps_per_iteration(config.trainer) * epochs / rates.link_bytes_per_s
+    counted_s += swapped_bytes(config, worst) / rates.link_bytes_per_s
     return IterationTimes(
         rollout_s=seconds.get(ROLLOUT, 0.0),
         verdicts_s=sum(verdicts) if is_colocated else max(verdicts, default=0.0),

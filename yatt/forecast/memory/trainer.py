@@ -44,6 +44,7 @@ class TrainerDemand:
         num_rows: positions of a micro-batch whose logits are needed, at most.
         has_reference: a reference model is on the GPU too.
         critic: of a critic, which is on the GPU too.
+        has_turns: instead, it and the policy take turns there (`critic.swap`).
         top_k: likeliest tokens of a teacher, at each row.
     """
 
@@ -55,6 +56,7 @@ class TrainerDemand:
     num_rows: int
     has_reference: bool
     critic: "TrainerDemand | None" = None
+    has_turns: bool = False
     top_k: int = 0
 
     @property
@@ -66,12 +68,18 @@ class TrainerDemand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherModels:
     """Bytes of the models beside the policy on one rank: frozen weights of a reference model; of a critic its
-    weights, gradients, and optimizer, as the policy's."""
+    weights, gradients, and optimizer, as the policy's; if they take turns, the largest sum in its turn."""
 
     reference: int = 0
     critic_weights: int = 0
     critic_gradients: int = 0
     critic_optimizer: int = 0
+    critic_turn: int = 0
+
+    @property
+    def critic_kept(self) -> int:
+        """Weights and gradients of a critic that stay on the GPU."""
+        return 0 if self.critic_turn else self.critic_weights + self.critic_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +87,9 @@ class TrainerMemory:
     """Bytes of one rank of a pipeline stage.
 
     Args:
-        others: of models beside the policy, all of which stay while one of them works.
-        activations: kept for the backward pass, over all micro-batches in flight; of the larger model.
+        others: of models beside the policy, which stay while one of them works, unless they take turns.
+        activations: kept for the backward pass, over all micro-batches in flight; of the larger model, or of
+            the policy if they take turns.
         head: log-probs and their gradients, with the last norm, on the last stage: at the peak, before any
             layer's backward pass.
         layer: one layer's backward pass, recomputed activations included. It begins when `head` is free.
@@ -103,14 +112,15 @@ class TrainerMemory:
     def kept(self) -> int:
         """What stays between micro-batches."""
         others = self.others
-        optimizer = 0 if self.slots else self.optimizer + others.critic_optimizer
-        critic = others.critic_weights + others.critic_gradients
-        return self.weights + self.gradients + optimizer + others.reference + critic
+        of_critic = 0 if others.critic_turn else others.critic_optimizer
+        optimizer = 0 if self.slots else self.optimizer + of_critic
+        return self.weights + self.gradients + optimizer + others.reference + others.critic_kept
 
     @property
     def peak(self) -> int:
         """Largest sum at any time."""
-        return self.kept + max(self.activations + max(self.head, self.layer), self.step + self.slots)
+        own = self.kept + max(self.activations + max(self.head, self.layer), self.step + self.slots)
+        return max(own, self.others.critic_turn)
 
 
 ModelTable = tuple[Shape, ParameterTable]
@@ -159,8 +169,8 @@ def trainer_demand(
     num_moments = config.critic.optimizer.num_moments
     its = replace(
         policy, shape=critic[0], parameters=critic[1], num_moments=num_moments, has_reference=False, top_k=0
-    )  # fmt: skip
-    return replace(policy, critic=its)
+    )
+    return replace(policy, critic=its, has_turns=config.critic.swap)
 
 
 def kernels_of(config: RunConfig, shape: Shape) -> KernelSet:
@@ -197,20 +207,29 @@ def stage_buffers(demand: TrainerDemand, stage: int) -> BufferSizes:
 
 
 def _stage(demand: TrainerDemand, stage: int) -> TrainerMemory:
-    """One stage's memory. Critic and policy work one after the other, so the larger one's passes count."""
+    """One stage's memory. Critic and policy work one after the other, so the larger one's passes count; or
+    the larger one's sum, if only one of them is there."""
     policy = _stage_alone(demand, stage)
     if demand.critic is None:
         return policy
     critic = _stage_alone(demand.critic, stage)
     others = replace(
-        policy.others, critic_weights=critic.weights, critic_gradients=critic.gradients,
+        policy.others,
+        critic_weights=critic.weights,
+        critic_gradients=critic.gradients,
         critic_optimizer=critic.optimizer,
-    )  # fmt: skip
+        critic_turn=critic.peak if demand.has_turns else 0,
+    )
+    if demand.has_turns:
+        return replace(policy, others=others)
     return replace(
-        policy, others=others, activations=max(policy.activations, critic.activations),
-        layer=max(policy.layer, critic.layer), step=max(policy.step, critic.step),
+        policy,
+        others=others,
+        activations=max(policy.activations, critic.activations),
+        layer=max(policy.layer, critic.layer),
+        step=max(policy.step, critic.step),
         slots=max(policy.slots, critic.slots),
-    )  # fmt: skip
+    )
 
 
 def _stage_alone(demand: TrainerDemand, stage: int) -> TrainerMemory:

@@ -21,9 +21,14 @@ OVERSAMPLING = (1.25, 1.5)
 MOST_GPUS = 16384
 
 KEYS = (
-    "placement.mode", "placement.trainer_nodes", "placement.genrm_gpu_sets", "placement.split",
-    "rollout.ahead", "rollout.max_policy_age", "rollout.oversample",
-)  # fmt: skip
+    "placement.mode",
+    "placement.trainer_nodes",
+    "placement.genrm_gpu_sets",
+    "placement.split",
+    "rollout.ahead",
+    "rollout.max_policy_age",
+    "rollout.oversample",
+)
 """Keys in which alternatives differ."""
 
 LIMITS = ("placement.min_gpu_sets", "placement.max_gpu_sets")
@@ -130,7 +135,8 @@ def resized_config(config: RunConfig, gpus: int) -> RunConfig:
         config,
         launch=replace(launch, nodes=int(nodes)),
         placement=replace(
-            placement, trainer_nodes=int(trainers),
+            placement,
+            trainer_nodes=int(trainers),
             genrm_gpu_sets=max(judges, len(config.engine_genrms)) if placement.genrm_gpu_sets else 0,
             min_gpu_sets={role: max(int(num * factor), 1) for role, num in placement.min_gpu_sets.items()},
             max_gpu_sets={
@@ -138,14 +144,13 @@ def resized_config(config: RunConfig, gpus: int) -> RunConfig:
             },
         ),
         trainer=replace(
-            trainer, mini_batch_size=minis,
+            trainer,
+            mini_batch_size=minis,
             train_batch_size=minis * (trainer.train_batch_size // trainer.mini_batch_size),
         ),
-    )  # fmt: skip
-    if faults := [*broken_relations(found)]:
-        raise ConfigError(
-            "\n".join([f"--gpus {gpus} breaks rules:", *(f"  {k}: {why}" for k, why in faults)])
-        )
+    )
+    if faults := broken_relations(found):
+        raise ConfigError(heading=f"--gpus {gpus} breaks rules:", findings=faults)
     return found
 
 
@@ -181,7 +186,7 @@ def as_disaggregated(config: RunConfig, trainer_nodes: int, genrm_gpu_sets: int,
     """Returns the config with nodes that only train."""
     placement = PlacementSection(
         mode="disaggregated", trainer_nodes=trainer_nodes, genrm_gpu_sets=genrm_gpu_sets
-    )  # fmt: skip
+    )
     return Alternative(_placed(config, placement, ahead=ahead))
 
 
@@ -219,11 +224,13 @@ def _placed(config: RunConfig, placement: PlacementSection, *, ahead: int) -> Ru
     rollout = replace(config.rollout, ahead=ahead, max_policy_age=age, oversample=1.0)
     engine_gpus = config.launch.engine_gpus_per_node if placement.mode == "disaggregated" else 0
     return replace(
-        config, rollout=rollout, launch=replace(config.launch, engine_gpus_per_node=engine_gpus),
+        config,
+        rollout=rollout,
+        launch=replace(config.launch, engine_gpus_per_node=engine_gpus),
         placement=replace(
             placement, send_changes=config.placement.send_changes, send_slices=config.placement.send_slices
         ),
-    )  # fmt: skip
+    )
 
 
 def _value(config: RunConfig, key: str) -> object:

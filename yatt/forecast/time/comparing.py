@@ -11,12 +11,12 @@ in its seconds of training.
 import heapq
 import itertools
 import statistics
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, slab_limits
+from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, may_take_turns, slab_limits
 from yatt.config.schema import RunConfig
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.placement import ROLLOUT, TRAINER
 from yatt.core.gpus.prediction import NEVER_S, BatchDemand, predicted_seconds
 from yatt.core.gpus.tail import RoleSpeed
@@ -44,7 +44,7 @@ from yatt.forecast.time.iterations import (
     colocated_iterations,
     partial_iterations,
 )
-from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSample, SimulatedSetting
+from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSetting
 
 NUM_ITERATIONS, NUM_OF_LARGE, LARGE = 6, 4, 2048
 """Numbers of iterations that are simulated, the second for more samples in each than `LARGE`: they average
@@ -78,25 +78,37 @@ class TrackTimes:
     age: int
 
 
+class _Agenda:
+    """Events to come, in order, and a clock that jumps to the next one."""
+
+    def __init__(self) -> None:
+        self.now_s, self._order = 0.0, itertools.count()
+        self.events: list[tuple[float, int, Event]] = []
+
+    def add(self, after_s: float, event: Event) -> None:
+        heapq.heappush(self.events, (self.now_s + after_s, next(self._order), event))
+
+    def next_event(self) -> Event:
+        self.now_s, _, event = heapq.heappop(self.events)
+        return event
+
+
 class _Tracks:
     def __init__(self, sampling_s: Sequence[float], train_s: float, rules: TrackRules) -> None:
         self._sampling_s, self._train_s, self._rules = sampling_s, train_s, rules
-        self._track, self._now_s, self._order = Track(), 0.0, itertools.count()
-        self._events: list[tuple[float, int, Event]] = []
-        self._training = self._wants()
+        self._track, self._agenda, self._training = Track(), _Agenda(), self._wants()
         self.begins: dict[int, tuple[float, int]] = {}
-        self.sampled: dict[int, float] = {}
-        self.trained: dict[int, float] = {}
+        self.sampled, self.trained = dict[int, float](), dict[int, float]()
 
     def run(self) -> list[TrackTimes]:
         self._handle(TrackResumed(0))
         self._handle(next(self._training))
-        while self._events and len(self.trained) < len(self._sampling_s):
-            self._now_s, _, event = heapq.heappop(self._events)
+        while self._agenda.events and len(self.trained) < len(self._sampling_s):
+            event = self._agenda.next_event()
             if isinstance(event, Sampled):
-                self.sampled[event.batch] = self._now_s
+                self.sampled[event.batch] = self._agenda.now_s
             elif isinstance(event, WantPublishing):
-                self.trained[len(self.trained) + 1] = self._now_s
+                self.trained[len(self.trained) + 1] = self._agenda.now_s
             self._handle(event)
         return [
             TrackTimes(begin_s, self.sampled[batch], self.trained[batch], age)
@@ -111,23 +123,19 @@ class _Tracks:
 
     def _handle(self, event: Event) -> None:
         self._track, actions = step(self._track, event, self._rules)
-        waiting = deque[Action](actions)
-        while waiting:
-            self._act(waiting.popleft())
+        for action in actions:
+            self._act(action)
 
     def _act(self, action: Action) -> None:
         match action:
             case SampleBatch(batch, version):
-                self.begins[batch] = self._now_s, batch - 1 - version
-                self._at(self._sampling_s[batch - 1], Sampled(batch, is_whole=True))
+                self.begins[batch] = self._agenda.now_s, batch - 1 - version
+                self._agenda.add(self._sampling_s[batch - 1], Sampled(batch, is_whole=True))
             case LoadVersion(version):
-                self._at(0.0, Loaded(version))
+                self._agenda.add(0.0, Loaded(version))
             case Grant():
                 event = next(self._training)
-                self._at(self._train_s if isinstance(event, WantPublishing) else 0.0, event)
-
-    def _at(self, after_s: float, event: Event) -> None:
-        heapq.heappush(self._events, (self._now_s + after_s, next(self._order), event))
+                self._agenda.add(self._train_s if isinstance(event, WantPublishing) else 0.0, event)
 
 
 def track_times(sampling_s: Sequence[float], train_s: float, *, ahead: int, max_age: int) -> list[TrackTimes]:
@@ -223,10 +231,12 @@ class SimulatedSetup:
         for role in engine_roles(config):
             least, most = slab_limits(config, role)
             found[role] = RoleSpeed(
-                speed=self.figures.speeds[role], room=max_num_seqs(config, role),
+                speed=self.figures.speeds[role],
+                room=max_num_seqs(config, role),
                 engines=engines_per_slab(config, role),
-                least=max(least // share, 1), most=max(-(-most // share), 1),
-            )  # fmt: skip
+                least=max(least // share, 1),
+                most=max(-(-most // share), 1),
+            )
         return found
 
     def workload(self, alternative: Alternative, share: int) -> Workload:
@@ -236,11 +246,13 @@ class SimulatedSetup:
         verdicts = {role: self.figures.verdicts[role] for role in self.roles() if role != ROLLOUT}
         carries = rollout.oversample > 1 or self.kept < 1
         return Workload(
-            draw=lambda numbers, _: SimulatedSample(drawn_length(self.figures.lengths, numbers), verdicts),
+            draw=lambda numbers, _: BatchSample(drawn_length(self.figures.lengths, numbers), verdicts),
             num_groups=max(round(self.config.trainer.train_batch_size * scale), 1),
-            group_size=rollout.n, pass_rate=self.kept, oversample=rollout.oversample,
+            group_size=rollout.n,
+            pass_rate=self.kept,
+            oversample=rollout.oversample,
             max_cuts=alternative.max_cuts if carries else 0,
-        )  # fmt: skip
+        )
 
     def train_s(self, alternative: Alternative) -> float:
         """Returns seconds of training: in proportion to completions, in inverse proportion to GPUs."""
@@ -254,9 +266,12 @@ class SimulatedSetup:
         """Returns the setting of an alternative's engines; on nodes of their own, only slabs that move
         switch."""
         return SimulatedSetting(
-            roles=self.roles(alternative, self.share_of(alternative)), switch_s=self.figures.switch_s or 0.0,
-            is_dynamic=alternative.is_dynamic, is_shared=alternative.is_shared,
-        )  # fmt: skip
+            roles=self.roles(alternative, self.share_of(alternative)),
+            switch_s=self.figures.switch_s or 0.0,
+            is_dynamic=alternative.is_dynamic,
+            is_shared=alternative.is_shared,
+            may_turn=may_take_turns(alternative.config),
+        )
 
 
 def part_of(split: Mapping[str, int], share: int) -> dict[str, int]:
@@ -303,8 +318,17 @@ class SettingsComparison:
         work, setting = setup.workload(alternative, share), setup.setting(alternative)
         split = part_of(alternative.split, share)
         limits = tuple((each.least, each.most) for each in setting.roles.values())
-        key = (alternative.takes_turns, setting.is_dynamic, setting.is_shared, limits, tuple(split.items()),
-               work.num_groups, work.oversample, work.max_cuts)  # fmt: skip
+        key = (
+            alternative.takes_turns,
+            setting.is_dynamic,
+            setting.may_turn,
+            setting.is_shared,
+            limits,
+            tuple(split.items()),
+            work.num_groups,
+            work.oversample,
+            work.max_cuts,
+        )
         if key not in self._known or traced >= 0:
             num, seed = setup.num_iterations, setup.seed
             self._known[key] = (

@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.samples.prompts import Acceptance, Quota, num_extra
-from yatt.forecast.time.sampling import SimulatedSample
 
 NO_LIMIT = 1 << 40
 """Limit of the groups that may be opened: a simulated batch always ends."""
 
-SampleMaker = Callable[[random.Random, int], SimulatedSample]
+SampleMaker = Callable[[random.Random, int], BatchSample]
 """Draws one completion of an iteration: (random numbers, iteration from 0)."""
 
 
@@ -43,7 +43,7 @@ class SimulatedGroup:
 
     tokens: float
     is_kept: bool
-    samples: list[SimulatedSample]
+    samples: list[BatchSample]
     num_cuts: int = 0
     unsampled: int = 0
     unjudged: int = 0
@@ -80,7 +80,7 @@ class SimulatedGroups:
     before: Carried = field(default_factory=Carried)
     quota: Quota = field(init=False)
     tokens: list[float] = field(init=False)
-    asked: list[SimulatedSample] = field(default_factory=list)
+    asked: list[BatchSample] = field(default_factory=list)
     num_sampled: int = 0
     _next: int = field(init=False)
     _of: list[SimulatedGroup] = field(default_factory=list)
@@ -89,9 +89,12 @@ class SimulatedGroups:
 
     def __post_init__(self) -> None:
         self.quota = Quota(
-            target=self.work.num_groups, accepted=len(self.before.accepted), limit=NO_LIMIT,
-            extra=num_extra(self.work.num_groups, self.work.oversample), acceptance=self.before.acceptance,
-        )  # fmt: skip
+            target=self.work.num_groups,
+            accepted=len(self.before.accepted),
+            limit=NO_LIMIT,
+            extra=num_extra(self.work.num_groups, self.work.oversample),
+            acceptance=self.before.acceptance,
+        )
         self.tokens, self._next = list(self.before.accepted), self.before.next_number
 
     @property
@@ -104,16 +107,16 @@ class SimulatedGroups:
         """Whether the completely sampled groups will probably fill the batch."""
         return self.quota.is_expected_from(self.num_sampled) and not self._due_unsampled
 
-    def first(self) -> list[SimulatedSample]:
+    def first(self) -> list[BatchSample]:
         """Continues with the groups that were cut before, and opens as many more as are needed."""
-        samples: list[SimulatedSample] = []
+        samples: list[BatchSample] = []
         for group in self.before.groups:
             samples += self._start(group)
         return samples + self.opened()
 
-    def opened(self) -> list[SimulatedSample]:
+    def opened(self) -> list[BatchSample]:
         """Opens as many groups as are needed now; returns their samples."""
-        samples: list[SimulatedSample] = []
+        samples: list[BatchSample] = []
         for _ in range(self.quota.num_to_open()):
             numbers = random.Random(f"{self.seed} {self._next}")
             self._next += 1
@@ -122,7 +125,7 @@ class SimulatedGroups:
             samples += self._start(SimulatedGroup(sum(each.tokens for each in drawn), is_kept, drawn))
         return samples
 
-    def judged(self, number: int) -> Sequence[SimulatedSample] | None:
+    def judged(self, number: int) -> Sequence[BatchSample] | None:
         """Handles a sample's last verdict: more samples to open; None if the batch is full."""
         group = self._of[number]
         group.unjudged -= 1
@@ -131,7 +134,7 @@ class SimulatedGroups:
         self._resolve(group)
         return None if self.is_full else self.opened()
 
-    def sampled(self, number: int) -> Sequence[SimulatedSample] | None:
+    def sampled(self, number: int) -> Sequence[BatchSample] | None:
         """Handles a sample's completion while GenRMs sleep: None if enough is sampled to judge it."""
         group = self._of[number]
         group.unsampled -= 1
@@ -140,12 +143,12 @@ class SimulatedGroups:
             self._due_unsampled -= self._is_due(group)
         return None if self.is_enough_sampled else ()
 
-    def complete(self) -> dict[int, SimulatedSample]:
+    def complete(self) -> dict[int, BatchSample]:
         """Returns the samples, by number, that are not judged yet and whose groups are completely sampled."""
         groups = ((number, group) for number, group in enumerate(self._of) if not group.unsampled)
         return {number: self.asked[number] for number, group in groups if group.unjudged}
 
-    def carried(self, unfinished: dict[int, SimulatedSample]) -> Carried:
+    def carried(self, unfinished: dict[int, BatchSample]) -> Carried:
         """Returns what the next batch continues with.
 
         Args:
@@ -162,7 +165,7 @@ class SimulatedGroups:
         surplus = tuple(self.tokens[self.work.num_groups :])
         return Carried(tuple(left.values()), surplus, self._next, self.quota.acceptance)
 
-    def _start(self, group: SimulatedGroup) -> list[SimulatedSample]:
+    def _start(self, group: SimulatedGroup) -> list[BatchSample]:
         group.unjudged = len(group.samples)
         group.unsampled = sum(sample.tokens > 0 for sample in group.samples)
         self.asked += group.samples

@@ -5,19 +5,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from yatt.core.gpus.batch_loop import BatchSample, More
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.prediction import BatchDemand
 from yatt.core.gpus.split import choose_split
-from yatt.core.gpus.tail import Split
+from yatt.core.gpus.tail import Split, takes_turns
 from yatt.forecast.time.groups import Carried, SimulatedGroups, Workload
-from yatt.forecast.time.sampling import (
-    BatchTrace,
-    More,
-    SimulatedBatch,
-    SimulatedOutcome,
-    SimulatedSample,
-    SimulatedSetting,
-)
+from yatt.forecast.time.sampling import BatchTrace, SimulatedBatch, SimulatedOutcome, SimulatedSetting
 
 REMEMBERED = 2
 """Number of batches whose lengths the policy remembers."""
@@ -88,21 +82,31 @@ def partial_iterations(
     traced: int = -1,
 ) -> list[SimulatedIteration]:
     """Iterations in which rollout and GenRMs have slabs at the same time. With a dynamic setting, the policy
-    chooses each one's split from the batches before, and moves slabs within a batch.
+    chooses each one's split from the batches before, or that they take turns, and moves slabs within a batch.
 
     Args:
         traced: iteration whose slabs are recorded.
     """
     iterations, now, before = list[SimulatedIteration](), dict(split), Carried()
-    seen: list[list[SimulatedSample]] = []
+    seen: list[list[BatchSample]] = []
     for iteration in range(num_iterations):
         if setting.is_dynamic and seen:
             demand = batch_demand(seen[-REMEMBERED:], work, [*split])
             now = choose_split(
-                [each.split for each in iterations], demand, setting.roles, ROLLOUT, setting.switch_s
+                [each.split for each in iterations],
+                demand,
+                setting.roles,
+                ROLLOUT,
+                setting.switch_s,
+                may_turn=setting.may_turn,
             )
             setting = replace(setting, num_late=demand.num_late)
         groups = SimulatedGroups(work, iteration, seed, before)
+        if takes_turns(now, ROLLOUT):
+            found, before = _turned(setting, now, groups, is_traced=iteration == traced)
+            seen.append(groups.asked)
+            iterations.append(found)
+            continue
         trace = BatchTrace() if iteration == traced else None
         batch = SimulatedBatch(setting, now, groups.judged, trace)
         outcome = batch.run(groups.first())
@@ -111,11 +115,16 @@ def partial_iterations(
         switch_s = setting.switch_s if setting.is_shared else 0.0
         iterations.append(
             SimulatedIteration(
-                now, outcome.seconds + switch_s, len(outcome.moves), switch_s,
-                outcome.busy_s, outcome.held_s, sum(groups.tokens[: work.num_groups]),
+                now,
+                outcome.seconds + switch_s,
+                len(outcome.moves),
+                switch_s,
+                outcome.busy_s,
+                outcome.held_s,
+                sum(groups.tokens[: work.num_groups]),
                 (RecordedBatch("", 0.0, trace),) if trace is not None else (),
             )
-        )  # fmt: skip
+        )
     return iterations
 
 
@@ -132,14 +141,27 @@ def colocated_iterations(
     iterations, before = [], Carried()
     for iteration in range(num_iterations):
         groups = SimulatedGroups(work, iteration, seed, before)
-        spent, before = _taking_turns(setting, num_slabs, groups, is_traced=iteration == traced)
-        iterations.append(
-            SimulatedIteration(
-                {ROLLOUT: num_slabs}, spent.seconds, 0, spent.switch_s, spent.busy_s, spent.held_s,
-                sum(groups.tokens[: work.num_groups]), tuple(spent.records),
-            )
-        )  # fmt: skip
+        found, before = _turned(setting, {ROLLOUT: num_slabs}, groups, is_traced=iteration == traced)
+        iterations.append(found)
     return iterations
+
+
+def _turned(
+    setting: SimulatedSetting, split: Split, groups: SimulatedGroups, *, is_traced: bool
+) -> tuple[SimulatedIteration, Carried]:
+    """One iteration in which rollout and GenRMs have all slabs in turn, and what it leaves."""
+    spent, left = _taking_turns(setting, split[ROLLOUT], groups, is_traced=is_traced)
+    found = SimulatedIteration(
+        dict(split),
+        spent.seconds,
+        0,
+        spent.switch_s,
+        spent.busy_s,
+        spent.held_s,
+        sum(groups.tokens[: groups.work.num_groups]),
+        tuple(spent.records),
+    )
+    return found, left
 
 
 def _taking_turns(
@@ -152,7 +174,7 @@ def _taking_turns(
         trace = BatchTrace() if is_traced else None
         only = replace(setting, roles={ROLLOUT: setting.roles[role]}, is_dynamic=False)
         batch = SimulatedBatch(only, {ROLLOUT: num_slabs}, more, trace)
-        outcome = batch.run([SimulatedSample(tokens, {}) for tokens in samples.values()])
+        outcome = batch.run([BatchSample(tokens, {}) for tokens in samples.values()])
         spent.add(role, outcome, setting.switch_s, trace)
         if role == ROLLOUT:
             cut, numbers = batch.unfinished(), [*samples]
@@ -175,19 +197,18 @@ def _taking_turns(
         for number in complete:
             groups.judged(number)
     unfinished = {
-        n: SimulatedSample(left.get(n, sample.tokens), sample.verdicts)
-        for n, sample in enumerate(groups.asked)
+        n: BatchSample(left.get(n, sample.tokens), sample.verdicts) for n, sample in enumerate(groups.asked)
     }
     return spent, groups.carried(unfinished)
 
 
-def _sampled(groups: SimulatedGroups, numbers: Sequence[int], index: int) -> Sequence[SimulatedSample] | None:
+def _sampled(groups: SimulatedGroups, numbers: Sequence[int], index: int) -> Sequence[BatchSample] | None:
     """Handles the end of a completion: None if enough is sampled."""
     return groups.sampled(numbers[index])
 
 
 def batch_demand(
-    batches: Sequence[Sequence[SimulatedSample]], work: Workload, roles: Sequence[str]
+    batches: Sequence[Sequence[BatchSample]], work: Workload, roles: Sequence[str]
 ) -> BatchDemand:
     """Returns what the next batch asks of these roles, for the policy: the mean of such batches."""
     judges, samples = [role for role in roles if role != ROLLOUT], list(itertools.chain(*batches))

@@ -8,9 +8,10 @@ elsewhere with their tokens kept. While it switches, its slab does nothing.
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from yatt.core.gpus.batch_loop import BatchLoop, BatchSample, More
 from yatt.core.gpus.engine_model import EngineModel, Request
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.tail import BatchTail, RoleSpeed, tail_moves
@@ -19,29 +20,16 @@ from yatt.core.requests.dispatch import Dispatch
 IDLE, SWITCHING = "idle", "switch"
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedSample:
-    """One completion to be sampled: its tokens, and those of each GenRM's verdict on it, by role.
-
-    With 0 tokens it is complete already, and only the verdicts are missing.
-    """
-
-    tokens: float
-    verdicts: Mapping[str, float]
-
-
-More = Callable[[int], Sequence[SimulatedSample] | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSetting:
-    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch,
-    whether the trainer uses the same slabs, so that all switch at the end, and the completions that may still
-    come for groups that replace dropped ones."""
+    """What is simulated: the roles' speeds, seconds of a switch, whether slabs move within a batch, whether
+    roles may take turns for one, whether the trainer uses the same slabs, so that all switch at the end, and
+    the completions that may still come for groups that replace dropped ones."""
 
     roles: Mapping[str, RoleSpeed]
     switch_s: float
     is_dynamic: bool = False
+    may_turn: bool = False
     is_shared: bool = True
     num_late: float = 0.0
     decide_s: float = 2.0
@@ -93,15 +81,24 @@ class BatchTrace:
 @dataclass(slots=True)
 class _Slab:
     role: str
-    engines: dict[str, EngineModel]
+    engines: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """`due_s`: when its next sequence ends, as planned."""
+
+    model: EngineModel
+    role: str
+    began_s: float
+    due_s: float = math.inf
 
 
 class SimulatedBatch:
     """One batch of requests on slabs with a given split at its beginning.
 
     Args:
-        more: called with a sample's number when its last verdict is there; returns more samples to be
-            sampled, such as those of groups that replace dropped ones, or None if the batch has all it needs.
+        more: see `More`.
         trace: records what happens, for pictures.
     """
 
@@ -112,215 +109,203 @@ class SimulatedBatch:
         more: More,
         trace: BatchTrace | None = None,
     ) -> None:
-        self._setting, self._more, self._trace = setting, more, trace
+        self._fleet = _Engines(setting, split, trace)
+        judges = [role for role in setting.roles if role != ROLLOUT]
+        self._loop = BatchLoop(self._fleet, ROLLOUT, judges, more)
+
+    def run(self, samples: Sequence[BatchSample]) -> SimulatedOutcome:
+        """Samples and judges everything; returns what happened."""
+        self._loop.open(samples)
+        self._fleet.begin(self._loop)
+        return self._fleet.end(self._loop.run())
+
+    def unfinished(self) -> dict[int, BatchSample]:
+        """Maps the samples that a batch has cut to what they still need. A verdict is begun anew."""
+        found: dict[int, BatchSample] = {}
+        for role, number, tokens in self._fleet.left():
+            verdicts = self._loop.samples[number].verdicts
+            if role == ROLLOUT:
+                found[number] = BatchSample(tokens, verdicts)
+            else:
+                missing = {**found[number].verdicts} if number in found else {}
+                found[number] = BatchSample(0.0, {**missing, role: verdicts[role]})
+        return found
+
+
+class _Engines:
+    """Every engine of a simulated batch, each with the requests that it was assigned."""
+
+    def __init__(self, setting: SimulatedSetting, split: Mapping[str, int], trace: BatchTrace | None) -> None:
+        self._setting, self._trace = setting, trace
         self._dispatch = Dispatch(patience=0)
         self._slabs: dict[str, _Slab] = {}
-        self._home: dict[str, EngineModel] = {}
-        self._samples: list[SimulatedSample] = []
+        self._home: dict[str, _Engine] = {}
         self._left: dict[str, float] = {}  # tokens that a request still needs, by key
-        self._verdicts_left: dict[int, int] = {}
-        self._open_requests = dict.fromkeys(setting.roles, 0)
         self._running = dict.fromkeys(setting.roles, 0)
-        self._backlog = dict.fromkeys(setting.roles, 0.0)  # tokens of verdicts that are not there yet
-        self._due: dict[str, float] = {}  # second of an engine's next end
-        self._began: dict[str, float] = {}  # second at which an engine began
         self._events: list[tuple[float, int, str]] = []
         self._order = itertools.count()
-        self._now_s, self._num_unsampled, self._is_over = 0.0, 0, False
         none = dict.fromkeys(setting.roles, 0.0)
-        self.outcome = SimulatedOutcome(tokens={**none}, busy_s={**none}, held_s={**none})
+        self._outcome = SimulatedOutcome(tokens={**none}, busy_s={**none}, held_s={**none})
         names = (f"s{i}" for i in itertools.count())
         for role, num in split.items():
             for _ in range(num):
-                self._begin(next(names), role)
+                self._begin(next(names), role, 0.0)
 
-    def run(self, samples: Sequence[SimulatedSample]) -> SimulatedOutcome:
-        """Samples and judges everything; returns what happened."""
-        self._open(samples)
-        self._count()
+    # ---- the batch ------------------------------------------------------------------------------
+
+    def begin(self, batch: BatchLoop) -> None:
+        """Begins when the first requests are there."""
+        self._count(batch)
         if self._setting.is_dynamic:
             self._at(self._setting.decide_s, "decide")
-        while self._left and not self._is_over:
-            self._now_s, _, what = heapq.heappop(self._events)
-            if what == "decide":
-                self._decide()
-            elif what.startswith("begin "):
-                _, slab, role = what.split(" ")
-                self._begin(slab, role)
-            else:
-                self._advance(what)
-            self._assign()
-            self._count()
-        self.outcome.seconds = self._now_s
+
+    def submit(self, role: str, number: int, tokens: float, _: float, /) -> None:
+        """See `batch_loop.Fleet`."""
+        key = f"{role} {number}"
+        self._left[key] = tokens
+        self._dispatch.submit(key, role)
+
+    def next_s(self) -> float:
+        """See `batch_loop.Fleet`."""
+        return self._events[0][0]
+
+    def work(self, batch: BatchLoop) -> None:
+        """Handles the next event."""
+        _, _, what = heapq.heappop(self._events)
+        if what == "decide":
+            self._decide(batch)
+        elif what.startswith("begin "):
+            _, slab, role = what.split(" ")
+            self._begin(slab, role, batch.now_s)
+        elif what in self._home and self._home[what].due_s == batch.now_s:
+            self._take(what, batch)  # else it is planned anew, or its slab has moved
+            self._schedule(what, batch.now_s)
+        self.assign(batch)
+        self._count(batch)
+
+    def assign(self, batch: BatchLoop) -> None:
+        """See `batch_loop.Fleet`."""
+        touched = set()
+        for assignment in self._dispatch.assign():
+            self._take(assignment.server, batch)
+            request = Request(assignment.key, self._left[assignment.key])
+            self._home[assignment.server].model.add(request, batch.now_s)
+            self._running[assignment.key.rpartition(" ")[0]] += 1
+            touched.add(assignment.server)
+        for name in sorted(touched):
+            self._schedule(name, batch.now_s)
+
+    def end(self, now_s: float) -> SimulatedOutcome:
+        """Ends all engines; returns what happened."""
+        self._outcome.seconds = now_s
         for name in list(self._home):
-            self._retire(name)
-        return self.outcome
+            self._retire(name, now_s)
+        return self._outcome
 
-    def unfinished(self) -> dict[int, SimulatedSample]:
-        """Maps the samples that a batch has cut to what they still need. A verdict is begun anew."""
-        found: dict[int, SimulatedSample] = {}
+    def left(self) -> Iterator[tuple[str, int, float]]:
+        """Yields role, sample and missing tokens of each request that has not ended."""
         for key, tokens in self._left.items():
-            role, _, name = key.rpartition(" ")
-            number, verdicts = int(name), self._samples[int(name)].verdicts
-            if role == ROLLOUT:
-                found[number] = SimulatedSample(tokens, verdicts)
-            else:
-                missing = {**found[number].verdicts} if number in found else {}
-                found[number] = SimulatedSample(0.0, {**missing, role: verdicts[role]})
-        return found
+            role, _, number = key.rpartition(" ")
+            yield role, int(number), tokens
 
-    def _retire(self, name: str) -> None:
-        """Ends an engine; its requests keep their tokens."""
-        engine, role, held_s = self._home.pop(name), name.split("/")[1], self._now_s - self._began.pop(name)
-        for _, key in engine.advance(self._now_s):
-            self._left[key] = 0.0
-        self.outcome.tokens[role] += engine.tokens
-        self.outcome.busy_s[role] += engine.busy_s
-        self.outcome.held_s[role] += held_s
-        for request in engine.abort():
-            self._left[request.key] = request.tokens
-            self._running[role] -= 1
+    # ---- engines --------------------------------------------------------------------------------
+
+    def _begin(self, slab: str, role: str, now_s: float) -> None:
+        """Begins the engines of a slab."""
+        speed = self._setting.roles[role]
+        names = tuple(f"{slab}/{role}/{i}" for i in range(speed.engines))
+        self._slabs[slab] = _Slab(role, names)
+        for name in names:
+            self._home[name] = _Engine(EngineModel(speed.speed, speed.room, now_s), role, now_s)
+            self._dispatch.serve(name, role, speed.room)
+        self._show(slab, now_s)
 
     def _at(self, second: float, what: str) -> None:
         if second < math.inf:
             heapq.heappush(self._events, (second, next(self._order), what))
 
-    def _open(self, samples: Sequence[SimulatedSample]) -> None:
-        for sample in samples:
-            number = len(self._samples)
-            self._samples.append(sample)
-            self._verdicts_left[number] = len(sample.verdicts)
-            if sample.tokens > 0:
-                self._num_unsampled += 1
-                self._submit(ROLLOUT, number, sample.tokens)
-            else:
-                self._ask(number)
-        self._assign()
-
-    def _ask(self, number: int) -> None:
-        """Submits the verdicts on a complete sample."""
-        for judge, tokens in self._samples[number].verdicts.items():
-            self._backlog[judge] += tokens
-            self._submit(judge, number, tokens)
-
-    def _submit(self, role: str, number: int, tokens: float) -> None:
-        key = f"{role} {number}"
-        self._left[key] = tokens
-        self._open_requests[role] += 1
-        self._dispatch.submit(key, role)
-
-    def _begin(self, name: str, role: str) -> None:
-        """Begins the engines of a slab."""
-        speed = self._setting.roles[role]
-        engines = {
-            f"{name}/{role}/{i}": EngineModel(speed.speed, speed.room, self._now_s)
-            for i in range(speed.engines)
-        }
-        self._slabs[name] = _Slab(role, engines)
-        self._home |= engines
-        for engine in engines:
-            self._began[engine] = self._now_s
-            self._dispatch.serve(engine, role, speed.room)
-        self._show(name)
-
-    def _assign(self) -> None:
-        touched = set()
-        for assignment in self._dispatch.assign():
-            engine = self._home[assignment.server]
-            self._take(assignment.server)
-            engine.add(Request(assignment.key, self._left[assignment.key]), self._now_s)
-            self._running[assignment.key.rpartition(" ")[0]] += 1
-            touched.add(assignment.server)
-        for name in sorted(touched):
-            self._schedule(name)
-
-    def _schedule(self, name: str) -> None:
+    def _schedule(self, name: str, now_s: float) -> None:
         """Plans the end of an engine's next sequence, in place of what was planned before."""
-        self._due[name] = self._home[name].next_end_s()
-        self._at(self._due[name], name)
+        engine = self._home[name]
+        engine.due_s = engine.model.next_end_s()
+        self._at(engine.due_s, name)
         if self._trace is not None:
-            self._show(name.split("/")[0])
+            self._show(name.split("/")[0], now_s)
 
-    def _advance(self, name: str) -> None:
-        """Handles the end of an engine's next sequence, unless it is planned anew or its slab has moved."""
-        if name in self._home and self._due[name] == self._now_s:
-            self._take(name)
-            self._schedule(name)
-
-    def _take(self, name: str) -> None:
+    def _take(self, name: str, batch: BatchLoop) -> None:
         """Advances an engine to this moment, and handles the requests that have ended."""
-        for _, key in self._home[name].advance(self._now_s):
+        for _, key in self._home[name].model.advance(batch.now_s):
             del self._left[key]
             self._dispatch.done(key)
             role, _, number = key.rpartition(" ")
             self._running[role] -= 1
-            self._open_requests[role] -= 1
-            self._ended(role, int(number))
+            if role == ROLLOUT:
+                self._outcome.sampled_s = batch.now_s
+            batch.ended(role, int(number))
 
-    def _ended(self, role: str, number: int) -> None:
-        sample = self._samples[number]
-        if role == ROLLOUT:
-            self._num_unsampled -= 1
-            self.outcome.sampled_s = self._now_s
-            self._ask(number)
-        else:
-            self._backlog[role] -= sample.verdicts[role]
-            self._verdicts_left[number] -= 1
-        if not self._verdicts_left[number]:
-            samples = self._more(number)
-            self._is_over = self._is_over or samples is None
-            self._open(samples or ())
+    def _retire(self, name: str, now_s: float) -> None:
+        """Ends an engine; its requests keep their tokens."""
+        engine = self._home.pop(name)
+        model, role = engine.model, engine.role
+        for _, key in model.advance(now_s):
+            self._left[key] = 0.0
+        self._outcome.tokens[role] += model.tokens
+        self._outcome.busy_s[role] += model.busy_s
+        self._outcome.held_s[role] += now_s - engine.began_s
+        for request in model.abort():
+            self._left[request.key] = request.tokens
+            self._running[role] -= 1
 
     # ---- moves ----------------------------------------------------------------------------------
 
-    def _decide(self) -> None:
+    def _decide(self, batch: BatchLoop) -> None:
         """Lets the policy move slabs, and decides again later."""
         rollouts = {name: slab for name, slab in self._slabs.items() if slab.role == ROLLOUT}
         running = {
-            name: sum(e.num_requests for e in slab.engines.values()) for name, slab in rollouts.items()
+            name: sum(self._home[engine].model.num_requests for engine in slab.engines)
+            for name, slab in rollouts.items()
         }
-        judges = [role for role in self._setting.roles if role != ROLLOUT]
         tail = BatchTail(
             running=running,
-            num_waiting=self._num_unsampled - sum(running.values()),
-            backlog={role: self._backlog[role] for role in judges},
-            num_asked={role: self._open_requests[role] for role in judges},
-            split={role: sum(slab.role == role for slab in self._slabs.values()) for role in judges},
+            num_waiting=batch.num_open[ROLLOUT] - sum(running.values()),
+            backlog=batch.backlog,
+            num_asked={role: batch.num_open[role] for role in batch.backlog},
+            split={role: sum(slab.role == role for slab in self._slabs.values()) for role in batch.backlog},
             switch_s=self._setting.switch_s,
             num_late=self._setting.num_late,
         )
         for move in tail_moves(tail, self._setting.roles, ROLLOUT):
-            self._move(move.slab, move.role)
-        self._at(self._now_s + self._next_decision() * self._setting.decide_s, "decide")
+            self._move(move.slab, move.role, batch)
+        self._at(batch.now_s + self._next_decision(batch.now_s) * self._setting.decide_s, "decide")
 
-    def _next_decision(self) -> int:
+    def _next_decision(self, now_s: float) -> int:
         """After how many intervals something will have happened: decisions before would find the same."""
         if not self._events:
             return 1
-        return max(math.ceil((self._events[0][0] - self._now_s) / self._setting.decide_s), 1)
+        return max(math.ceil((self._events[0][0] - now_s) / self._setting.decide_s), 1)
 
-    def _move(self, name: str, role: str) -> None:
-        self.outcome.moves.append((self._now_s, name, role))
-        for engine in list(self._slabs[name].engines):
-            self._take(engine)
-            self._retire(engine)
+    def _move(self, slab: str, role: str, batch: BatchLoop) -> None:
+        self._outcome.moves.append((batch.now_s, slab, role))
+        for engine in self._slabs[slab].engines:
+            self._take(engine, batch)
+            self._retire(engine, batch.now_s)
             self._dispatch.leave(engine)
-        self._slabs[name] = _Slab(role, {})
-        self._show(name)
-        self._at(self._now_s + self._setting.switch_s, f"begin {name} {role}")
+        self._slabs[slab] = _Slab(role, ())
+        self._show(slab, batch.now_s)
+        self._at(batch.now_s + self._setting.switch_s, f"begin {slab} {role}")
 
     # ---- pictures -------------------------------------------------------------------------------
 
-    def _show(self, name: str) -> None:
+    def _show(self, name: str, now_s: float) -> None:
         if self._trace is not None:
             slab = self._slabs[name]
-            is_busy = any(engine.num_requests for engine in slab.engines.values())
+            is_busy = any(self._home[engine].model.num_requests for engine in slab.engines)
             idle = IDLE if slab.engines else SWITCHING
-            self._trace.state(name, self._now_s, slab.role if is_busy else idle)
+            self._trace.state(name, now_s, slab.role if is_busy else idle)
 
-    def _count(self) -> None:
+    def _count(self, batch: BatchLoop) -> None:
         if self._trace is not None:
             self._trace.counts += [
-                (self._now_s, role, self._running[role], num - self._running[role])
-                for role, num in self._open_requests.items()
+                (batch.now_s, role, self._running[role], num - self._running[role])
+                for role, num in batch.num_open.items()
             ]

@@ -196,12 +196,16 @@ class Attempts:
             self.say(notice_of_inputs(changed, committed))
         self.attempt = attempt = wait(partial(claim_attempt, paths))
         about = {
-            "pid": os.getpid(), "host": os.uname().nodename, "wall": clock.wall_iso(),
-            "began": self.began, "submission": self.backend.submission, "committed": committed,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "wall": clock.wall_iso(),
+            "began": self.began,
+            "submission": self.backend.submission,
+            "committed": committed,
             "absent": sorted(self.backend.absent),
             "surroundings": describe_machine(self.config.launch.device),
             "inputs": inputs,
-        }  # fmt: skip
+        }
         open_attempt(wait, paths, attempt, self.config, {**about, **self.backend.about()})
         return self._after(attempt, self.backend.carry_out(attempt, followers))
 
@@ -261,9 +265,11 @@ class Attempts:
             self.say(f"attempt {attempt} ended at iteration {committed}: {outcome.reason}")
         if verdict is not Verdict.KILLED:
             ended = {
-                "exit_code": outcome.exit_code, "reason": outcome.reason, "committed": committed,
+                "exit_code": outcome.exit_code,
+                "reason": outcome.reason,
+                "committed": committed,
                 "wall": ended_at,
-            }  # fmt: skip
+            }
             more = {"unfit": sorted(outcome.unfit)} if outcome.unfit else {}
             self.wait(partial(write_record, self.paths, attempt, ENDED, {**ended, **more}))
         if verdict is Verdict.FINISHED:

@@ -46,8 +46,15 @@ class Follower:
         """Starts the process; `check` reports its end."""
         root = str(self.paths.root)
         argv = [
-            sys.executable, "-P", "-m", "yatt.obs.trackers.follow", "--run", root, "--tracker", self.tracker,
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "yatt.obs.trackers.follow",
+            "--run",
+            root,
+            "--tracker",
+            self.tracker,
+        ]
         try:
             make_within(self.paths.root, self._log.parent)
             self.process = spawn(argv, env={**env, **QUIET}, log=self._log)

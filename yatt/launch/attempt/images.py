@@ -26,9 +26,13 @@ END_S = 10.0
 
 
 def with_local_image(
-    site: SiteConfig, components: tuple[Component, ...], allocation: Allocation, absent: frozenset[int],
-    say: Callable[[str], None], is_told: Callable[[], bool],
-) -> SiteConfig:  # fmt: skip
+    site: SiteConfig,
+    components: tuple[Component, ...],
+    allocation: Allocation,
+    absent: frozenset[int],
+    say: Callable[[str], None],
+    is_told: Callable[[], bool],
+) -> SiteConfig:
     """Returns the site with the image's local copy if every node has one, else the site unchanged.
 
     Args:

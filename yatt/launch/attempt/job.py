@@ -25,7 +25,7 @@ from yatt.launch.attempt.attempts import Attempts
 from yatt.launch.attempt.on_slurm import SlurmBackend
 from yatt.launch.folder.folder_wait import FolderWait
 from yatt.launch.node.allocation import allocation_of
-from yatt.launch.resolve.plan import components_of, effective_config, read_job_plan
+from yatt.launch.resolve.plan import components_of, read_job_plan
 from yatt.paths import RunPaths
 
 PLAN_S = 600.0
@@ -55,14 +55,13 @@ def run_start(paths: RunPaths) -> int:
         wait(partial(check_unedited, paths))
     except ConfigError as error:  # an edit has no effect, so the run continues
         say_in_log(str(error))
-    config = effective_config(wait(partial(load_run, paths)), plan.site, plan.resized)
+    config = plan.attempt_config(wait(partial(load_run, paths)))
     share_with(config.run.share)
-    components = components_of(config, plan.site, plan.layout)
-    allocation = allocation_of(os.environ, components)
+    allocation = allocation_of(os.environ, components_of(config, plan.site, plan.layout))
     wait = replace(wait, limit_s=config.launch.phase_timeout_s)
     with contextlib.suppress(OSError):  # for users, and for the next `yatt submit`
         _register(paths, allocation.job_id)
-    backend = SlurmBackend(config, paths, plan, components, allocation, signals, say_in_log)
+    backend = SlurmBackend(config, paths, plan, allocation, signals, say_in_log)
     return Attempts(config, paths, backend, wait, say_in_log).run(os.environ)
 
 

@@ -38,7 +38,7 @@ from yatt.launch.attempt.job import PLAN_S, say_in_log
 from yatt.launch.node.allocation import Allocation, allocation_of
 from yatt.launch.node.places import claim_exactly, has_ended, is_under_way, life_in_place, newest_claim
 from yatt.launch.node.steps import guest_step
-from yatt.launch.resolve.plan import Component, JobPlan, components_of, effective_config, read_job_plan
+from yatt.launch.resolve.plan import Component, JobPlan, components_of, read_job_plan
 from yatt.paths import RunPaths
 
 LOOK_S = 2.0
@@ -88,7 +88,7 @@ def run_join(paths: RunPaths) -> int:
     for number in ENDING:
         signal.signal(number, lambda received, _frame: signals.append(received))
     plan = with_retries(partial(read_job_plan, paths), limit_s=PLAN_S)
-    config = effective_config(with_retries(partial(load_run, paths)), plan.site, plan.resized)
+    config = plan.attempt_config(with_retries(partial(load_run, paths)))
     share_with(config.run.share)
     part = guests_part(config, plan, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     allocation = allocation_of(os.environ, (part,))
@@ -218,9 +218,17 @@ class Guests:
         attempt = self.places.attempt
         absent = set(record_of_attempt(self.paths, attempt, STARTED).get("absent", ())) - {index}
         place = (
-            "--run", str(self.paths.root), "--attempt", str(attempt), "--indexes", str(index),
-            "--absent", ",".join(map(str, sorted(absent))), "--life", str(life),
-        )  # fmt: skip
+            "--run",
+            str(self.paths.root),
+            "--attempt",
+            str(attempt),
+            "--indexes",
+            str(index),
+            "--absent",
+            ",".join(map(str, sorted(absent))),
+            "--life",
+            str(life),
+        )
         argv = guest_step(self.part, host, self.site, self.allocation, place)
         log = self.paths.log(attempt, f"srun-node{index}.{life}")
         self.steps[host] = attempt, spawn(list(argv), env=os.environ, log=log, dies_with_us=False)

@@ -20,10 +20,10 @@ from yatt.launch.attempt.attempts import POLL_S, RETRY_FIRST_S, RETRY_MOST_S
 from yatt.launch.attempt.follower import Followers
 from yatt.launch.attempt.images import with_local_image
 from yatt.launch.attempt.warned import is_preempted
-from yatt.launch.attempt.watch import AttemptWatch
+from yatt.launch.attempt.watch import AttemptWatch, LostNodes, NodeRecords, StopRequest
 from yatt.launch.node.allocation import Allocation
 from yatt.launch.node.steps import tidying_steps
-from yatt.launch.resolve.plan import Component, JobPlan
+from yatt.launch.resolve.plan import Component, JobPlan, components_of
 from yatt.paths import RunPaths
 
 END_OF_START_S = 900.0
@@ -42,7 +42,6 @@ class SlurmBackend:
     Attributes:
         signals: signals received since the launcher started.
         absent: nodes of the run that were lost in this start.
-        has_claim: whether this process has claimed the next start, so it requests it.
         submitted: when the job was queued, as ISO-8601 in UTC; empty if Slurm did not say.
         untidy: nodes whose step was killed, and on which no later step of this start has ended by itself.
     """
@@ -50,15 +49,18 @@ class SlurmBackend:
     config: RunConfig
     paths: RunPaths
     plan: JobPlan
-    components: tuple[Component, ...]
     allocation: Allocation
     signals: list[int]
     say: Callable[[str], None]
     slurm: Slurm = field(default_factory=Slurm)
     absent: frozenset[int] = frozenset()
-    has_claim: bool = False
     submitted: str = ""
     untidy: frozenset[int] = frozenset()
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The job's components."""
+        return components_of(self.config, self.plan.site, self.plan.layout)
 
     @property
     def submission(self) -> str:
@@ -99,9 +101,11 @@ class SlurmBackend:
         """Returns the job, when it was queued, and its nodes."""
         hosts = {name: list(nodes) for name, nodes in self.allocation.hosts.items()}
         return {
-            "job": self.allocation.job_id, "restarts": self.allocation.restarts, "hosts": hosts,
+            "job": self.allocation.job_id,
+            "restarts": self.allocation.restarts,
+            "hosts": hosts,
             "submitted": self.submitted,
-        }  # fmt: skip
+        }
 
     def carry_out(self, attempt: int, followers: Followers) -> Outcome:
         """Starts the steps, and waits until they have ended."""
@@ -110,10 +114,10 @@ class SlurmBackend:
         site = with_local_image(
             self.plan.site, self.components, self.allocation, self.absent, self.say, self.is_warned
         )
-        watch = AttemptWatch(
-            self.paths, attempt, self.config, site, self.components, self.allocation, self.absent,
-            self.slurm, self.signals, followers,
-        )  # fmt: skip
+        nodes = NodeRecords(self.paths, attempt, self.components, self.absent)
+        lost = LostNodes(self.paths, attempt, self.components, job, self.slurm)
+        stop = StopRequest(self.paths, attempt, site, job.job_id, self.slurm, self.signals)
+        watch = AttemptWatch(self.config, site, job, nodes, lost, stop, followers)
         outcome = watch.run()
         killed, ended = watch.look_for_killed_steps()
         self.untidy = (self.untidy | killed) - ended
@@ -132,9 +136,13 @@ class SlurmBackend:
             self._wait_for_the_end("cancelled")
         elif outcome.verdict is Verdict.SUCCEED:
             requeue = Requeue(
-                paths=self.paths, attempt=attempt, job_id=self.allocation.job_id,
-                restarts=self.allocation.restarts, mode=self.plan.site.requeue, slurm=self.slurm,
-            )  # fmt: skip
+                paths=self.paths,
+                attempt=attempt,
+                job_id=self.allocation.job_id,
+                restarts=self.allocation.restarts,
+                mode=self.plan.site.requeue,
+                slurm=self.slurm,
+            )
             names = self.allocation.names_of(self.components)
             self._ask_for_next_start(
                 requeue, outcome.reason, [names[index] for index in sorted(outcome.gone)]
@@ -163,8 +171,8 @@ class SlurmBackend:
 
     def _ask_for_next_start(self, requeue: Requeue, reason: str, gone: list[str]) -> None:
         """Requeues the job once, retrying while Slurm does not answer; then waits to be killed."""
-        pause_s = RETRY_FIRST_S
-        while self._has_claim(requeue) and not self._is_told_to_end():
+        has_claim, pause_s = self._claimed(requeue), RETRY_FIRST_S
+        while has_claim and not self._is_told_to_end():
             reply = requeue.succeed(gone, os.environ)
             if reply.code == 0:
                 chained = reply.out
@@ -176,12 +184,14 @@ class SlurmBackend:
             self._pause(pause_s)
             pause_s = min(RETRY_MOST_S, pause_s * 2)
 
-    def _has_claim(self, requeue: Requeue) -> bool:
-        """Claims the next start. If another process has claimed it, gives that process time."""
+    def _claimed(self, requeue: Requeue) -> bool:
+        """Claims the next start; returns whether this process is to request it. If another process has
+        claimed it, gives that process time."""
         number = 1
-        while not self.has_claim and not self._is_told_to_end():
+        while not self._is_told_to_end():
             is_mine = requeue.claim(number)
-            self.has_claim = is_mine is True
+            if is_mine:
+                return True
             if is_mine is False:
                 self.say("another process has claimed the next start; waiting for it")
                 self._pause(TAKEOVER_S)
@@ -189,9 +199,9 @@ class SlurmBackend:
                 if requeue.state() is Start.OVER:
                     self._wait_for_the_end("the next start was requested")
                     return False
-            elif is_mine is None:
+            else:
                 self._pause(RETRY_FIRST_S)
-        return self.has_claim
+        return False
 
     def _wait_for_the_end(self, why: str) -> None:
         """Waits until Slurm ends this start by signals; writes nothing and does not return before."""

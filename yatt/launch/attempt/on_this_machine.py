@@ -46,6 +46,8 @@ ORPHANS_S = 3.0
 LATER_START_S = 3.0
 """Longest wait for the start of a controller's later life: other controllers are watched meanwhile."""
 
+STOPS = "stopping: the work is saved first; a second signal (Ctrl-C) ends the run without"
+ENDS = "ending without a save"
 STOPPED = "stopped by a signal; `yatt resume` resumes"
 
 
@@ -120,12 +122,11 @@ class LocalBackend:
             self.show()
             followers.check()
             if len(self.signals) > told:
+                self._pass_on(children, told)
                 told = len(self.signals)
-                self.wait.num_heeded = 1  # a second signal ends waits too
-                os.kill(children[0].pid, signal.SIGTERM) if children[0].poll() is None else None
-            if deadline_s is None and any(
-                children[index].poll() is not None for index in self._trainer_nodes
-            ):
+                self.wait.num_heeded = int(self.config.trains)  # only a save is worth the wait
+            is_over = any(children[index].poll() is not None for index in self._trainer_nodes)
+            if deadline_s is None and is_over:
                 deadline_s = clock.monotonic_s() + END_TOGETHER_S
             if deadline_s is None and not told:
                 self._restart(attempt, children, lives, followers)
@@ -136,6 +137,21 @@ class LocalBackend:
         self._tidy(attempt, children, lives, followers)
         ended = {index: child.returncode for index, child in enumerate(children)}
         return outcome_of(self.wait(partial(self._seen, attempt, ended, is_told=told > 0)))
+
+    def _pass_on(self, children: list[Any], told: int) -> None:
+        """Passes a signal on. An evaluation has nothing to save, and ends at once.
+
+        Args:
+            told: number of signals that were passed on before.
+        """
+        running = [child for child in children if child.poll() is None]
+        if not self.config.trains:
+            for child in running:
+                os.kill(child.pid, signal.SIGUSR1)
+            return
+        self.wait.say(STOPS if not told else ENDS)
+        if children[0] in running:
+            os.kill(children[0].pid, signal.SIGTERM)
 
     def _restart(
         self, attempt: int, children: list[Any], lives: dict[int, Lives], followers: Followers
@@ -200,9 +216,21 @@ class LocalBackend:
 
     def _start(self, attempt: int, index: int, life: int = 1) -> "Any":
         argv = [
-            sys.executable, "-P", "-m", "yatt.control", "--run", str(self.paths.root),
-            "--attempt", str(attempt), "--node", str(index), "--device", self.device, "--life", str(life),
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "yatt.control",
+            "--run",
+            str(self.paths.root),
+            "--attempt",
+            str(attempt),
+            "--node",
+            str(index),
+            "--device",
+            self.device,
+            "--life",
+            str(life),
+        ]
         log = self.paths.log(attempt, f"node{index}")
         output = self.wait(partial(open_log, log)) if life == 1 else open_log(log)
         try:

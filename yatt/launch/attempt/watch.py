@@ -109,83 +109,22 @@ class LostNodes:
 
 
 @dataclass(slots=True)
-class AttemptWatch:
-    """One attempt. `signals`: received by the launcher since its start."""
+class NodeRecords:
+    """What the nodes' steps have recorded of an attempt, by the run's nodes.
+
+    Attributes:
+        records: of steps that have begun.
+        ended: exit codes of controllers of steps that have ended.
+    """
 
     paths: RunPaths
     attempt: int
-    config: RunConfig
-    site: SiteConfig
     components: tuple[Component, ...]
-    allocation: Allocation
     absent: frozenset[int]
-    slurm: Slurm
-    signals: list[int]
-    followers: Followers
-    steps: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     records: dict[int, Fields] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
-    stop: str = ""
-    limit_s: float | None = None
-    looked_s: float = 0.0
-    heard_s: float = 0.0
-    lost: LostNodes = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.lost = LostNodes(self.paths, self.attempt, self.components, self.allocation, self.slurm)
-
-    def run(self) -> Outcome:
-        """Starts the steps and waits until they have ended; returns the outcome."""
-        self._start()
-        try:
-            while any(step.poll() is None for step in self.steps) and not self._is_killed():
-                time.sleep(POLL_S)
-                self.followers.check()
-                with contextlib.suppress(OSError):  # try the run folder again next time
-                    self._hear()
-                    if self._has_lost_nodes():
-                        break
-                if self.limit_s is not None and clock.monotonic_s() > self.limit_s:
-                    break
-            with_retries(self._look)
-            return with_retries(self._outcome)
-        finally:
-            self._end_steps()
-
-    def look_for_killed_steps(self) -> tuple[set[int], set[int]]:
-        """Returns the nodes whose step has begun but not noted its end, and those whose step has noted it."""
-        with contextlib.suppress(OSError):
-            self._look()
-        return self.records.keys() - self.ended.keys() - self.lost.lost, set(self.ended)
-
-    def _start(self) -> None:
-        orders = step_orders(
-            self.components, self.site, self.allocation, self.paths, attempt=self.attempt, absent=self.absent
-        )
-        with_retries(lambda: make_within(self.paths.root, self.paths.attempt(self.attempt) / "logs"))
-        for order in orders:
-            log = self.paths.log(self.attempt, f"srun-{order.component}")
-            # Not bound to us: a killed srun has its tasks killed, and a task must request the next start.
-            start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
-            self.steps.append(with_retries(start))
-
-    def _hear(self) -> None:
-        """Passes a warning on at once, and reads a stop request of others now and then."""
-        is_warned = signal.SIGUSR2 in self.signals and not self.stop
-        if is_warned or clock.monotonic_s() - self.heard_s >= LOOK_S:
-            self.heard_s = clock.monotonic_s()
-            self._pass_stop_on()
-
-    def _has_lost_nodes(self) -> bool:
-        """Reads the nodes' records, if it is time; returns whether the attempt lacks nodes that it needs."""
-        interval_s = LOOK_S * max(1.0, self.config.launch.nodes / LOOK_NODES)
-        if clock.monotonic_s() - self.looked_s < interval_s:
-            return False
-        self.looked_s = clock.monotonic_s()
-        self._look()
-        return bool(self.lost.look() - self.absent) or bool(self._blind())
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Reads which nodes have started and which have ended."""
         for part in self.components:
             for index in set(part.indexes) - self.absent - self.ended.keys():
@@ -194,23 +133,13 @@ class AttemptWatch:
                     self.records[index] = entry
                     if "ended" in entry:
                         self.ended[index] = int(entry["ended"])
-        self._limit_the_rest()
 
-    def _limit_the_rest(self) -> None:
-        """Sets a time limit for the remaining steps once the attempt cannot continue."""
-        trainer_nodes = range(num_trainer_nodes(self.config))
-        if self._unfit():
-            self._limit(
-                0.0 if len(self.records) == self._num_present else self.site.node_check.limit_s + UNFIT_S
-            )
-        elif self._have_all_ended():
-            self._limit(LAST_SRUN_S)
-        elif 0 in self.ended and self.ended[0] >= 0:
-            self._limit(END_TOGETHER_S)
-        elif any(self.ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in trainer_nodes):
-            self._limit(ORPHANS_S)
+    @property
+    def num_present(self) -> int:
+        """Number of nodes that take part."""
+        return sum(len(set(part.indexes) - self.absent) for part in self.components)
 
-    def _unfit(self) -> dict[int, str]:
+    def unfit(self) -> dict[int, str]:
         """Returns nodes that failed their check, and nodes without a GPU if other nodes have some."""
         found = {index: str(entry["unfit"]) for index, entry in self.records.items() if "unfit" in entry}
         devices = {index: entry["device"] for index, entry in self.records.items() if "device" in entry}
@@ -218,10 +147,10 @@ class AttemptWatch:
             found |= {index: NO_GPU for index, device in devices.items() if device == "cpu"}
         return found
 
-    def _is_everywhere(self, unfit: dict[int, str]) -> bool:
+    def is_everywhere(self, unfit: dict[int, str]) -> bool:
         """Whether all nodes are unfit; for a single node, whether another one failed the same way before."""
-        if len(unfit) < self._num_present or self._num_present > 1:
-            return 0 < len(unfit) == self._num_present
+        if len(unfit) < self.num_present or self.num_present > 1:
+            return 0 < len(unfit) == self.num_present
         mine = self.records[next(iter(unfit))]
         before = (
             unsealed_any(read_or_none(self.paths.controller_record(attempt.number, int(index)))) or {}
@@ -234,83 +163,26 @@ class AttemptWatch:
             for entry in before
         )
 
-    def _have_all_ended(self) -> bool:
+    def have_all_ended(self) -> bool:
+        """Whether the controller of every node has ended."""
         return all(set(part.indexes) <= self.ended.keys() | self.absent for part in self.components)
 
-    def _limit(self, seconds: float) -> None:
-        limit_s = clock.monotonic_s() + seconds
-        self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
-
-    def _pass_stop_on(self) -> None:
-        """Records a stop request after Slurm's warning, and reads one that others have written."""
-        request = str(record_of_attempt(self.paths, self.attempt, STOP).get("reason", ""))
-        if signal.SIGUSR2 in self.signals and not self.stop and not request:
-            job = (self.slurm.show_job(self.allocation.job_id, ASK_S) or [{}])[0]
-            request = why_warned(job, self.site)
-            left_s = max(MARGIN_S, budget_s(job, self.site) - MARGIN_S)
-            write_record(self.paths, self.attempt, STOP, {"reason": request, "left_s": left_s})
-            self._limit(left_s)
-        self.stop = request or self.stop
-
-    def _outcome(self) -> Outcome:
-        if blind := self._blind():
-            return Outcome(verdict=Verdict.GIVE_UP, reason=blind, exit_code=EXIT_USER_MISTAKE)
-        seen = self._seen()
-        if not seen.is_killed and not seen.stop and self.ended.get(0) == EXIT_WILL_CONTINUE:
-            self._settle()  # the tasks got SIGTERM, the launcher did not: find out why
-            seen = self._seen()
-        return outcome_of(seen)
-
-    def _settle(self) -> None:
-        until_s = clock.monotonic_s() + SETTLE_S
-        while clock.monotonic_s() < until_s and not self._is_killed() and not self._is_preempted():
-            if newest_attempt(self.paths) > self.attempt:
-                return  # a newer start ended them
-            time.sleep(SETTLE_LOOK_S)
-
-    def _seen(self) -> AttemptFacts:
-        dead = frozenset(
-            index
-            for part in self.components
-            for index in part.indexes
-            if index not in self.ended and self._is_lost(index)
-        ) | (self.lost.lost - self.absent)
-        roles, unfit = placement_of(self.config), self._unfit()
-        gone = roles.with_blocks(dead | self.absent | unfit.keys())
-        return AttemptFacts(
-            is_killed=self._is_killed(), stop=self.stop, is_preempted=self._is_preempted(), ended=self.ended,
-            dead=dead, unfit=unfit, is_unfit_everywhere=self._is_everywhere(unfit),
-            trainer_nodes=frozenset(roles.trainer_nodes),
-            can_shrink=all(pool - gone for pool in roles.pools.values()),
-            cause=reason_of_end(self.paths.events, self.attempt) or self._refusal(),
-        )  # fmt: skip
-
-    def _is_lost(self, index: int) -> bool:
+    def is_lost(self, index: int) -> bool:
         """Whether the leader lost the last life of a node's controller that its step has begun or will begin.
         A joining job's node in its place does not count."""
         found = unsealed_any(read_or_none(self.paths.lost(self.attempt, index)))
         return found is not None and int(found["life"]) >= int(self.records.get(index, {}).get("life", 1))
 
-    def _is_killed(self) -> bool:
-        return signal.SIGTERM in self.signals
-
-    def _is_preempted(self) -> bool:
-        return is_preempted(self.slurm.show_job(self.allocation.job_id, ASK_S))
-
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
         """Returns srun's output if no controller started."""
         if self.records:
             return ""
         logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
         return "no controller started; " + "; ".join(tail for log in logs if (tail := log_tail(log, lines=3)))
 
-    @property
-    def _num_present(self) -> int:
-        return sum(len(set(part.indexes) - self.absent) for part in self.components)
-
-    def _blind(self) -> str:
+    def blind(self) -> str:
         """Returns the message of a node that cannot see the run folder, and so leaves no record there."""
-        if len(self.records) == self._num_present:
+        if len(self.records) == self.num_present:
             return ""
         logs = [self.paths.log(self.attempt, f"srun-{part.name}") for part in self.components]
         lines = [
@@ -318,15 +190,203 @@ class AttemptWatch:
         ]
         return next((line.removeprefix("yatt: ") for line in lines if BLIND in line), "")
 
+
+@dataclass(slots=True)
+class StopRequest:
+    """What Slurm, or anybody, wants of this attempt before its end.
+
+    Attributes:
+        signals: received by the launcher since its start.
+        reason: why the attempt is to stop; empty if it is not.
+    """
+
+    paths: RunPaths
+    attempt: int
+    site: SiteConfig
+    job_id: str
+    slurm: Slurm
+    signals: list[int]
+    reason: str = ""
+    heard_s: float = 0.0
+
+    def hear(self) -> float | None:
+        """Passes a warning on at once, and reads a stop request of others now and then; returns the seconds
+        that are left after a warning."""
+        if not self._is_warned() and clock.monotonic_s() - self.heard_s < LOOK_S:
+            return None
+        self.heard_s, left_s = clock.monotonic_s(), None
+        request = str(record_of_attempt(self.paths, self.attempt, STOP).get("reason", ""))
+        if self._is_warned() and not request:
+            job = (self.slurm.show_job(self.job_id, ASK_S) or [{}])[0]
+            request = why_warned(job, self.site)
+            left_s = max(MARGIN_S, budget_s(job, self.site) - MARGIN_S)
+            write_record(self.paths, self.attempt, STOP, {"reason": request, "left_s": left_s})
+        self.reason = request or self.reason
+        return left_s
+
+    def _is_warned(self) -> bool:
+        return signal.SIGUSR2 in self.signals and not self.reason
+
+    def is_killed(self) -> bool:
+        """Whether Slurm ends the launcher."""
+        return signal.SIGTERM in self.signals
+
+    def is_preempted(self) -> bool:
+        """Whether Slurm preempts the job."""
+        return is_preempted(self.slurm.show_job(self.job_id, ASK_S))
+
+
+@dataclass(slots=True)
+class Steps:
+    """The attempt's steps, a process of srun each, and the time until which they are waited for."""
+
+    running: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    limit_s: float | None = None
+
+    def are_running(self) -> bool:
+        """Whether any has not ended."""
+        return any(step.poll() is None for step in self.running)
+
+    def limit(self, seconds: float) -> None:
+        """Waits for them at most so long from now."""
+        limit_s = clock.monotonic_s() + seconds
+        self.limit_s = limit_s if self.limit_s is None else min(self.limit_s, limit_s)
+
+    def is_over_limit(self) -> bool:
+        """Whether they are not waited for any more."""
+        return self.limit_s is not None and clock.monotonic_s() > self.limit_s
+
+    def end(self, number: signal.Signals, patience_s: float) -> None:
+        """Sends a signal, and waits for their end."""
+        for step in self.running:
+            if step.poll() is None:
+                step.send_signal(number)
+        until_s = clock.monotonic_s() + patience_s
+        while clock.monotonic_s() < until_s and self.are_running():
+            time.sleep(POLL_S)
+
+
+@dataclass(slots=True)
+class AttemptWatch:
+    """One attempt."""
+
+    config: RunConfig
+    site: SiteConfig
+    allocation: Allocation
+    nodes: NodeRecords
+    lost: LostNodes
+    stop: StopRequest
+    followers: Followers
+    steps: Steps = field(default_factory=Steps)
+    looked_s: float = 0.0
+
+    def run(self) -> Outcome:
+        """Starts the steps and waits until they have ended; returns the outcome."""
+        self._start()
+        try:
+            while self.steps.are_running() and not self.stop.is_killed():
+                time.sleep(POLL_S)
+                self.followers.check()
+                with contextlib.suppress(OSError):  # try the run folder again next time
+                    if (left_s := self.stop.hear()) is not None:
+                        self.steps.limit(left_s)
+                    if self._has_lost_nodes():
+                        break
+                if self.steps.is_over_limit():
+                    break
+            with_retries(self._look)
+            return with_retries(self._outcome)
+        finally:
+            self._end_steps()
+
+    def look_for_killed_steps(self) -> tuple[set[int], set[int]]:
+        """Returns the nodes whose step has begun but not noted its end, and those whose step has noted it."""
+        with contextlib.suppress(OSError):
+            self._look()
+        nodes = self.nodes
+        return nodes.records.keys() - nodes.ended.keys() - self.lost.lost, set(nodes.ended)
+
+    def _start(self) -> None:
+        paths, attempt, nodes = self.nodes.paths, self.nodes.attempt, self.nodes
+        orders = step_orders(
+            nodes.components, self.site, self.allocation, paths, attempt=attempt, absent=nodes.absent
+        )
+        with_retries(lambda: make_within(paths.root, paths.attempt(attempt) / "logs"))
+        for order in orders:
+            log = paths.log(attempt, f"srun-{order.component}")
+            # Not bound to us: a killed srun has its tasks killed, and a task must request the next start.
+            start = partial(spawn, list(order.argv), env=os.environ, log=log, dies_with_us=False)
+            self.steps.running.append(with_retries(start))
+
+    def _has_lost_nodes(self) -> bool:
+        """Reads the nodes' records, if it is time; returns whether the attempt lacks nodes that it needs."""
+        interval_s = LOOK_S * max(1.0, self.config.launch.nodes / LOOK_NODES)
+        if clock.monotonic_s() - self.looked_s < interval_s:
+            return False
+        self.looked_s = clock.monotonic_s()
+        self._look()
+        return bool(self.lost.look() - self.nodes.absent) or bool(self.nodes.blind())
+
+    def _look(self) -> None:
+        self.nodes.look()
+        self._limit_the_rest()
+
+    def _limit_the_rest(self) -> None:
+        """Sets a time limit for the remaining steps once the attempt cannot continue."""
+        trainer_nodes, nodes, ended = range(num_trainer_nodes(self.config)), self.nodes, self.nodes.ended
+        if nodes.unfit():
+            have_all_begun = len(nodes.records) == nodes.num_present
+            self.steps.limit(0.0 if have_all_begun else self.site.node_check.limit_s + UNFIT_S)
+        elif nodes.have_all_ended():
+            self.steps.limit(LAST_SRUN_S)
+        elif 0 in ended and ended[0] >= 0:
+            self.steps.limit(END_TOGETHER_S)
+        elif any(ended.get(index, EXIT_FINISHED) != EXIT_FINISHED for index in trainer_nodes):
+            self.steps.limit(ORPHANS_S)
+
+    def _outcome(self) -> Outcome:
+        if blind := self.nodes.blind():
+            return Outcome(verdict=Verdict.GIVE_UP, reason=blind, exit_code=EXIT_USER_MISTAKE)
+        seen = self._seen()
+        if not seen.is_killed and not seen.stop and self.nodes.ended.get(0) == EXIT_WILL_CONTINUE:
+            self._settle()  # the tasks got SIGTERM, the launcher did not: find out why
+            seen = self._seen()
+        return outcome_of(seen)
+
+    def _settle(self) -> None:
+        until_s, stop = clock.monotonic_s() + SETTLE_S, self.stop
+        while clock.monotonic_s() < until_s and not stop.is_killed() and not stop.is_preempted():
+            if newest_attempt(self.nodes.paths) > self.nodes.attempt:
+                return  # a newer start ended them
+            time.sleep(SETTLE_LOOK_S)
+
+    def _seen(self) -> AttemptFacts:
+        nodes, stop = self.nodes, self.stop
+        dead = frozenset(
+            index
+            for part in nodes.components
+            for index in part.indexes
+            if index not in nodes.ended and nodes.is_lost(index)
+        ) | (self.lost.lost - nodes.absent)
+        roles, unfit = placement_of(self.config), nodes.unfit()
+        gone = roles.with_blocks(dead | nodes.absent | unfit.keys())
+        return AttemptFacts(
+            is_killed=stop.is_killed(),
+            stop=stop.reason,
+            is_preempted=stop.is_preempted(),
+            ended=nodes.ended,
+            dead=dead,
+            unfit=unfit,
+            is_unfit_everywhere=nodes.is_everywhere(unfit),
+            trainer_nodes=frozenset(roles.trainer_nodes),
+            can_shrink=all(pool - gone for pool in roles.pools.values()),
+            cause=reason_of_end(nodes.paths.events, nodes.attempt) or nodes.refusal(),
+        )
+
     def _end_steps(self) -> None:
         """Ends the steps. srun forwards SIGUSR1, so controllers clean up; on SIGTERM it kills its tasks."""
         stages = ((signal.SIGUSR1, 6.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0))
-        for number, patience_s in stages[-1:] if self._have_all_ended() else stages:
-            if self._is_killed():
+        for number, patience_s in stages[-1:] if self.nodes.have_all_ended() else stages:
+            if self.stop.is_killed():
                 return  # Slurm does it
-            for step in self.steps:
-                if step.poll() is None:
-                    step.send_signal(number)
-            until_s = clock.monotonic_s() + patience_s
-            while clock.monotonic_s() < until_s and any(step.poll() is None for step in self.steps):
-                time.sleep(POLL_S)
+            self.steps.end(number, patience_s)

@@ -5,18 +5,17 @@ So a template that loops, a tokenizer that crashes its library and a damaged par
 end only this process.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yatt.adapters.files.patience import is_passing
-from yatt.adapters.inputs.data_rows import has_column
+from yatt.adapters.inputs.data_rows import config_columns
 from yatt.adapters.inputs.dataset import Row, RowCounts, check_rows, conversation_of, read_data_rows
-from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts
 from yatt.adapters.inputs.text_parts import TextPart
-from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.adapters.inputs.tokenizer import TEMPLATE_FILE, Tokenizer
 from yatt.adapters.processes.watched_trial import (
     TEMPLATE_BYTES,
     TEMPLATE_S,
@@ -28,28 +27,22 @@ from yatt.adapters.processes.watched_trial import (
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups.given import limits_in_words, row_lengths
-from yatt.core.samples.verdict import Shown, check_template, render_template
+from yatt.control.rollouts.scoring.asked import word_tokens
 from yatt.errors import ConfigError
+from yatt.judging.judging import check_asked, shortest_shown
+from yatt.judging.protocol import UnusableRow
+from yatt.judging.template import Shown, render_template
+from yatt.judging.ways.rubric import refuse_row
 from yatt.launch.checks.judge_check import context_notes
-from yatt.launch.checks.seeing_check import check_answer, refuse_blind, seeing_notes
-from yatt.media.fetch import MediaSources
-from yatt.models.folder import decoder_config, takes_pictures
+from yatt.launch.checks.seeing_check import PictureHeads, check_answer, refuse_blind, seeing_notes
+from yatt.models.folder import decoder_config
 from yatt.models.model import read_config
-from yatt.records.episode import MediaRef
-from yatt.records.media import MediaItem
 
 FIRST_ROWS, ROWS_PER_OCTAVE = 512, 256
 MOST_ROWS = 20_000
 """Most rows whose length is looked at to find one that is short enough."""
 
 MANY_TOO_LONG = 0.2
-SHOWN_PICTURES = 3
-
-ONE_LETTER = Shown(
-    prompt="a", ground_truth="a", data_source="a", completion="a", completion_a="a", completion_b="a",
-    completions="a",
-)  # fmt: skip
-"""The shortest question: its prompt and completions are one letter each."""
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -69,11 +62,16 @@ def is_looked_at(number: int) -> bool:
 
 
 class _Prompts:
-    """Encodes some prompts of data files, as a run does."""
+    """Encodes some rows of data files, as a run does.
 
-    def __init__(self, config: RunConfig, tokenizer: Tokenizer | None, stages: Stages) -> None:
+    Args:
+        most: rows that a run opens; those after them are not looked at.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer | None, stages: Stages, most: int) -> None:
         self._config, self._tokenizer, self._stages = config, tokenizer, stages
         self._most_ids = _vocab_size(config.model.path)
+        self.most = most
         self.num_seen = self.num_too_long = 0
 
     def look(self, number: int, row: Row, place: str) -> None:
@@ -83,7 +81,8 @@ class _Prompts:
             ConfigError: the tokenizer or the template does not take it.
         """
         self._stages.tick()
-        if self._tokenizer is None or not is_looked_at(number):
+        is_opened = number < self.most and not row.is_equal_pair
+        if self._tokenizer is None or not is_opened or not is_looked_at(number):
             return
         self.num_seen += 1
         self.num_too_long += not self.fits(row, place, self._tokenizer)
@@ -92,7 +91,9 @@ class _Prompts:
         """Whether any prompt of the files is short enough."""
         tokenizer = self._tokenizer
         return tokenizer is None or any(
-            self.fits(row, place, tokenizer) for row, place in read_data_rows(files, self._config.data)
+            self.fits(row, place, tokenizer)
+            for row, place in itertools.islice(read_data_rows(files, self._config.data), self.most)
+            if not row.is_equal_pair
         )
 
     def fits(self, row: Row, place: str, tokenizer: Tokenizer) -> bool:
@@ -107,100 +108,11 @@ class _Prompts:
             found = result_of_stage(what, partial(row_lengths, row, place, tokenizer, self._config))
         if self._most_ids and found.largest_id >= self._most_ids:
             raise ConfigError(
-                f"model.path: the tokenizer of {folder} gives token {found.largest_id} for {place}, but its "
-                f"config.json says vocab_size={self._most_ids}. Copy the folder's files again."
+                f"the tokenizer of {folder} gives token {found.largest_id} for {place}, but its config.json "
+                f"says vocab_size={self._most_ids}. Copy the folder's files again.",
+                key="model.path",
             )
         return found.fits
-
-
-class _Pictures:
-    """Looks at the head of every picture of data files."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._sources: MediaSources | None = None
-        self._first: list[str] = []
-        self._num_changed = 0
-        self._has_column = False
-
-    def look(self, row: Row, place: str) -> None:
-        """Notes the pictures of a row that cannot be used.
-
-        Raises:
-            ConfigError: the run's engines take no pictures.
-        """
-        data = self._config.data
-        self._has_column |= not row.raw.keys().isdisjoint((data.image_key, data.video_key))
-        if any(ref.is_video for ref in row.media) and any(g.sees != "none" for g in self._config.genrms):
-            raise ConfigError(f"{place} has videos, which a GenRM is not shown; remove genrms[].sees.")
-        if row.media and self._config.rollout.engine == "transformers":
-            raise ConfigError(
-                f"{place} has pictures, which rollout.engine=transformers does not take; write vllm."
-            )
-        for fault in filter(None, map(self._fault, row.media)):
-            self._num_changed += 1
-            if len(self._first) < SHOWN_PICTURES:
-                self._first.append(f"{place}: {fault}")
-
-    def _fault(self, ref: MediaRef) -> str:
-        """What has changed about a picture since its reference was made, by its head; empty: nothing."""
-        name = ref.path or ref.sha256
-        try:
-            with self._opened().opened_source(MediaItem(ref.path, ref.sha256)) as source:
-                if ref.is_video:
-                    return ""  # a file of this kind is known by its digest only
-                size = head_by_parts(source.read_at).shown_size
-        except MediaRefused as error:
-            return f"{name} {error}"
-        except OSError as error:
-            if is_passing(error):
-                raise
-            return f"{name} cannot be read ({error.strerror})"
-        now, before = f"{size[0]} x {size[1]}", f"{ref.width} x {ref.height}"
-        return "" if now == before else f"{name} has {now} pixels, and had {before}"
-
-    def notes(self, files: tuple[str, ...]) -> Iterator[str]:
-        """Tells of pictures that are not shown, and of a column that no row has.
-
-        A text run reads only needed columns of parquet files: these are asked for their columns' names.
-        """
-        key, folder = self._config.data.image_key, self._config.model.path
-        parquet = (Path(name) for name in files if name.endswith(".parquet"))
-        keys = key, self._config.data.video_key
-        is_there = self._has_column or any(has_column(path, keys) for path in parquet)
-        if self._config.data.media_store or is_there is takes_pictures(folder):
-            return
-        named = ", ".join(files)
-        if is_there:
-            yield (
-                f"{named}: rows have a column '{key}' (data.image_key), but {folder} takes text only: "
-                "pictures are not shown."
-            )
-        else:
-            yield (
-                f"the model takes pictures, but no row of {named} has a column '{key}' (data.image_key): all "
-                "prompts are text."
-            )
-
-    def _opened(self) -> MediaSources:
-        data, media = self._config.data, self._config.media
-        if self._sources is None:
-            self._sources = MediaSources(
-                data.media_root, data.media_store, media.storage_options, media.timeout_s
-            )
-        return self._sources
-
-    def refuse_changed(self) -> None:
-        """Refuses what was noted.
-
-        Raises:
-            ConfigError: some were.
-        """
-        if self._first:
-            raise ConfigError(
-                f"{self._num_changed} pictures are not what they were when the data was made; put them back, "
-                "or remove the made file:\n  " + "\n  ".join(self._first)
-            )
 
 
 def _check_files(
@@ -211,18 +123,38 @@ def _check_files(
     Raises:
         ConfigError: a file or row cannot be used, no row has a ground truth, or every prompt is too long.
     """
-    prompts, pictures = _Prompts(config, tokenizer, stages), _Pictures(config)
+    is_held_out = config.is_given and files == config.data.val_files
+    most = config.validation.max_prompts if is_held_out else sys.maxsize
+    prompts, pictures = _Prompts(config, tokenizer, stages, most), PictureHeads(config)
 
     def look(number: int, row: Row, place: str) -> None:
         prompts.look(number, row, place)
         pictures.look(row, place)
+        if files == config.data.train_files:  # judges see no held-out rows but in an evaluation
+            _check_criteria(config, row, place)
 
     counts = check_rows(files, config.data, look)
     pictures.refuse_changed()
     return [
-        *_truth_notes(config, files, counts), *_length_notes(config, files, prompts, counts.rows),
+        *_truth_notes(config, files, counts),
+        *_equal_notes(files, counts),
+        *_length_notes(config, files, prompts, min(most, counts.rows)),
         *pictures.notes(files),
-    ]  # fmt: skip
+    ]
+
+
+def _check_criteria(config: RunConfig, row: Row, place: str) -> None:
+    """Refuses a row whose criteria cannot be used."""
+    known = config_columns(config.data)
+    for index, genrm in enumerate(config.genrms):
+        key, place_in_row = f"genrms[{index}].judging.criteria_key", genrm.judging.criteria_key
+        if place_in_row and place_in_row.split(".", 1)[0] not in known:
+            says = f"column {place_in_row.split('.', 1)[0]} is not read; put the criteria into extra_info."
+            raise ConfigError(says, key=key)
+        try:
+            refuse_row(genrm, row.raw)
+        except UnusableRow as error:
+            raise ConfigError(f"{place}: {error}.", key=key) from error
 
 
 def _truth_notes(config: RunConfig, files: tuple[str, ...], counts: RowCounts) -> Iterator[str]:
@@ -231,17 +163,26 @@ def _truth_notes(config: RunConfig, files: tuple[str, ...], counts: RowCounts) -
         return
     if counts.without_truth == counts.rows:
         raise ConfigError(
-            f"data.ground_truth_key: no row of {named} has a column '{key}', "
-            "which reward functions and templates get as ground_truth; name the right column, or write "
-            "ground_truth_key: '' if there is none."
+            f"no row of {named} has a column '{key}', which reward functions and templates get as "
+            "ground_truth; name the right column, or write ground_truth_key: '' if there is none.",
+            key="data.ground_truth_key",
         )
     yield f"{counts.without_truth} of {counts.rows} rows of {named} have no '{key}': its value is None."
+
+
+def _equal_notes(files: tuple[str, ...], counts: RowCounts) -> Iterator[str]:
+    """Tells of pairs of which nothing can be learnt."""
+    named = f"of the {counts.rows} rows of {', '.join(files)}"
+    if counts.equal_pairs == counts.rows:
+        raise ConfigError(f"{counts.equal_pairs} {named} have the same chosen and rejected: correct them.")
+    if counts.equal_pairs:
+        yield f"{counts.equal_pairs} {named} have the same chosen and rejected, and are skipped."
 
 
 def _needs_truth(config: RunConfig) -> bool:
     return (
         any(reward.style == "verl" for reward in config.rewards)
-        or any(genrm.pairs == "ground_truth" and genrm.judging == "pairwise" for genrm in config.genrms)
+        or any(genrm.judging.needs_truth for genrm in config.genrms)
         or any(genrm.path for genrm in config.genrms)
         or any("{ground_truth}" in genrm.template for genrm in config.genrms)
     )
@@ -255,7 +196,9 @@ def _length_notes(
     if not seen or long <= MANY_TOO_LONG * seen:
         return
     if long == seen and num_rows <= MOST_ROWS and not (num_rows > seen and prompts.any_fits(files)):
-        raise ConfigError(f"{key}: every prompt of {named} is longer than {limit} tokens; raise it.")
+        is_whole = prompts.most == sys.maxsize
+        which = f"every prompt of {named}" if is_whole else f"each of the first {num_rows} rows of {named}"
+        raise ConfigError(f"{which} is longer than {limit} tokens; raise it.", key=key)
     yield (
         f"{key}: {long} of {seen} prompts of {named} that were looked at are longer than {limit} tokens and "
         "will be skipped."
@@ -274,20 +217,25 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
     tokenizer = _tokenizer(config, folder)
     if genrm.chat and not tokenizer.has_chat_template:
         raise ConfigError(
-            f"{key}.chat: {folder} has no chat template (chat_template.jinja, or chat_template in "
-            "tokenizer_config.json); add one, or write chat: false."
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); add one, or write chat: false.",
+            key=f"{key}.chat",
+            missing=f"{folder}/{TEMPLATE_FILE}",
         )
     if genrm.template:
         try:
-            check_template(genrm.template, key, genrm.judging, sees=genrm.sees != "none")
+            check_asked(genrm, key)
         except ConfigError:
             return []  # told by another check
+    if genrm.verdict.read == "soft":
+        word_tokens(genrm, tokenizer)
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
+    shortest = shortest_shown(genrm, config.rollout.n)
     with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
-        num_tokens = result_of_stage(what, lambda: len(question_ids(genrm, tokenizer, ONE_LETTER)))
-        notes = list(context_notes(config, genrm, key, num_tokens))
+        num_tokens = result_of_stage(what, lambda: len(question_ids(genrm, tokenizer, shortest)))
+        notes = list(context_notes(config, genrm, key, num_tokens)) if genrm.has_known_questions else []
         if genrm.sees != "none":
-            seen = result_of_stage(what, partial(seeing_notes, config, genrm, key, tokenizer, ONE_LETTER))
+            seen = result_of_stage(what, partial(seeing_notes, config, genrm, key, tokenizer, shortest))
             notes += seen
     return notes
 
@@ -304,7 +252,7 @@ def question_ids(
     """Returns a question to a GenRM as its engine gets it, as token ids; `prompt` is that of the data row."""
     if genrm.kind == "scalar" and genrm.chat:
         said = conversation_of(
-            shown.prompt if prompt is None else prompt, ("assistant", str(shown.completion))
+            str(shown["prompt"]) if prompt is None else prompt, ("assistant", str(shown["completion"]))
         )
         return tokenizer.encode_chat(said, add_generation_prompt=False)
     parts = [

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from yatt.adapters.inputs.model_family import has_some_windows, has_turned_experts
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, mistake_in
+from yatt.judging.judging import most_shown
 from yatt.launch.checks.model_check import check_model, checked_tensors
 from yatt.models.families import Family
 from yatt.models.model import read_config
@@ -42,13 +43,14 @@ def check_head(genrm: GenRMSection, key: str) -> None:
     name = str(names[0]) if isinstance(names, list) else ""
     has_head = name.endswith(HEAD)
     if genrm.kind != "scalar" and has_head:
-        raise ConfigError(f"{key}: {genrm.model} is a {name}, which writes no text; write kind: scalar.")
+        raise ConfigError(f"{genrm.model} is a {name}, which writes no text; write kind: scalar.", key=key)
     if genrm.kind != "scalar":
         return
     if not has_head:
         raise ConfigError(
-            f"{key}: {genrm.model} is a {name or 'model of no named class'}; kind: scalar needs one whose "
-            f"class ends with {HEAD}."
+            f"{genrm.model} is a {name or 'model of no named class'}; kind: scalar needs one whose class "
+            f"ends with {HEAD}.",
+            key=key,
         )
     labels = values.get("num_labels", len(values.get("id2label") or {}) or 2)  # transformers' default is 2
     if type(labels) is int and genrm.label >= labels:
@@ -58,6 +60,22 @@ def check_head(genrm: GenRMSection, key: str) -> None:
         )
 
 
+def check_structured(genrm: GenRMSection, key: str) -> None:
+    """Checks that the engine can keep to the form of verdicts.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not genrm.has_engine or genrm.engine in ("auto", "vllm"):
+        return
+    if genrm.judging.asks == "together":
+        says = f"together needs engine vllm, which keeps to JSON, not {genrm.engine}; write each."
+        raise ConfigError(says, key=f"{key}.judging.asks")
+    if genrm.verdict.choices or genrm.verdict.json_schema:
+        says = f"choices and json_schema need engine vllm, not {genrm.engine}; write a pattern."
+        raise ConfigError(says, key=f"{key}.verdict")
+
+
 def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     """Checks that a teacher reads the policy's token ids, and has as many likeliest ones as wanted.
 
@@ -65,13 +83,16 @@ def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
         ConfigError: its tokenizer has other tokens, or prompts have pictures; or `top_k` leaves no others.
     """
     if config.data.media_store:
-        raise ConfigError(f"{key}.kind: a teacher is shown no pictures, and prompts have some; remove it.")
+        says = "a teacher is shown no pictures, and prompts have some; remove it."
+        raise ConfigError(says, key=f"{key}.kind")
     if not _same_tokenizer(config.model.path, genrm.model) and not _same_tokens(
         config.model.path, genrm.model
     ):
         raise ConfigError(
-            f"{key}.model: {genrm.model} has another tokenizer than {config.model.path}, so its log-probs "
-            "would be of other tokens; name a teacher of the policy's family."
+            f"{genrm.model} has another tokenizer than {config.model.path}, so its log-probs would be of "
+            "other tokens; name a teacher of the policy's family.",
+            key=f"{key}.model",
+            missing=next(filter(None, map(_missing_tokenizer, (genrm.model, config.model.path))), ""),
         )
     for folder in (genrm.model, config.model.path) if genrm.top_k else ():
         values = read_config(folder)
@@ -79,9 +100,16 @@ def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:
         size = text.get("vocab_size") if isinstance(text, dict) else None
         if type(size) is int and 0 < size <= genrm.top_k:
             raise ConfigError(
-                f"{key}.top_k: {genrm.top_k} of {size} tokens of {folder} leaves none for the others; write "
-                f"{size - 1} or less."
+                f"{genrm.top_k} of {size} tokens of {folder} leaves none for the others; write {size - 1} "
+                "or less.",
+                key=f"{key}.top_k",
             )
+
+
+def _missing_tokenizer(folder: str) -> str:
+    """Returns the path of a folder's tokenizer if it is not there; else an empty text."""
+    path = Path(folder) / TOKENIZER
+    return "" if path.is_file() else str(path)
 
 
 def refuse_turned_experts(folder: str, key: str) -> None:
@@ -92,8 +120,9 @@ def refuse_turned_experts(folder: str, key: str) -> None:
     """
     if has_turned_experts(folder):
         raise ConfigError(
-            f"{key}: {folder} has experts the other way round than released, which vLLM cannot load. Write "
-            "it as released: `yatt convert` to a checkpoint (--to-checkpoint URL), and that to a folder."
+            f"{folder} has experts the other way round than released, which vLLM cannot load. Write it as "
+            "released: `yatt convert` to a checkpoint (--to-checkpoint URL), and that to a folder.",
+            key=key,
         )
 
 
@@ -109,8 +138,9 @@ def refuse_some_windows(folder: str, section: str, engine: str, own: Family | No
     """
     if engine in ("auto", "vllm") and has_some_windows(folder, own):
         raise ConfigError(
-            f"{section}.engine: {folder} has windows in some layers (config.json: sliding_window), and vLLM "
-            "has the same in all layers of this model type; write transformers."
+            f"{folder} has windows in some layers (config.json: sliding_window), and vLLM has the same in "
+            "all layers of this model type; write transformers.",
+            key=f"{section}.engine",
         )
 
 
@@ -136,12 +166,11 @@ def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None
     if not places and not faults:
         faults = ["has no tensor"]
     if faults:
-        raise ConfigError("\n".join(f"{place}: {folder} {fault}." for fault in faults))
+        raise ConfigError(findings=[mistake_in(place, f"{folder} {fault}.") for fault in faults])
     heads = sizes.get("num_attention_heads")
     if isinstance(heads, int) and heads % tp_size:
-        raise ConfigError(
-            f"{tp_key} {tp_size} does not divide the {heads} heads of {folder}; write a divisor."
-        )
+        says = f"{tp_size} does not divide the {heads} heads of {folder}; write a divisor."
+        raise ConfigError(says, key=tp_key, has_colon=False)
 
 
 def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: int) -> Iterator[str]:
@@ -157,7 +186,7 @@ def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: 
     if not genrm.template:
         return
     prompt = config.data.max_prompt_tokens if "{prompt}" in genrm.template else 0
-    times = _completions(config, genrm)
+    times = most_shown(genrm, config.rollout.n)
     longest = num_tokens + prompt + times * config.rollout.max_response_tokens
     limit, name = genrm.max_model_tokens, f"{times} * " if times > 1 else ""
     parts = f"template with {genrm.model} {num_tokens}" + (
@@ -166,23 +195,15 @@ def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: 
     parts += f" + {name}rollout.max_response_tokens {config.rollout.max_response_tokens}"
     if longest >= limit and _same_tokenizer(config.model.path, genrm.model):
         raise ConfigError(
-            f"{key}.max_model_tokens: the longest question has {longest} tokens ({parts}), and a verdict "
-            f"needs room, but the GenRM takes {limit}. Raise max_model_tokens, or lower one of these."
+            f"the longest question has {longest} tokens ({parts}), and a verdict needs room, but the GenRM "
+            f"takes {limit}. Raise max_model_tokens, or lower one of these.",
+            key=f"{key}.max_model_tokens",
         )
     if longest + genrm.max_tokens > limit:
         yield (
             f"{key}.max_model_tokens: a question of {longest} tokens ({parts}) leaves less than "
             f"{key}.max_tokens {genrm.max_tokens} of {limit} tokens for the verdict, which may be cut."
         )
-
-
-def _completions(config: RunConfig, genrm: GenRMSection) -> int:
-    """Most completions in one question."""
-    if genrm.judging == "listwise":
-        return config.rollout.n
-    return 2 if genrm.judging == "pairwise" and genrm.pairs != "ground_truth" else int(
-        "{completion" in genrm.template
-    )  # fmt: skip
 
 
 def _same_tokens(policy: str, teacher: str) -> bool:

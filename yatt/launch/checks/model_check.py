@@ -10,7 +10,7 @@ from yatt.adapters.inputs.tensor_header import TensorPlace, read_header
 from yatt.errors import ConfigError
 from yatt.launch.resolve.completed import model_limit
 from yatt.models.config_types import type_fault
-from yatt.models.folder import CONFIG, INDEX
+from yatt.models.folder import CONFIG, INDEX, missing_config
 from yatt.plain_files import read_json_object
 
 HUB_NAME = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
@@ -28,16 +28,20 @@ def check_model(folder: str, key: str, *, has_weights: bool = True) -> dict[str,
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(
-            f"{key}: there is no folder {folder}. Write the path of a Hugging Face model on this machine."
-            f"{_fetching(root)}"
+            f"there is no folder {folder}. Write the path of a Hugging Face model on this "
+            f"machine.{_fetching(root)}",
+            key=key,
+            missing=folder,
         )
     found = _config_of(folder, key)
     if found is None:
-        raise ConfigError(f"{key}: {folder} has no config.json; name a Hugging Face model folder.")
+        says = f"{folder} has no config.json; name a Hugging Face model folder."
+        raise ConfigError(says, key=key, missing=folder)
     if fault := type_fault(found, needs_type=has_weights):
-        raise ConfigError(f"{key}: {root / CONFIG} {fault}.")
+        raise ConfigError(f"{root / CONFIG} {fault}.", key=key)
     if not any(root.glob("*.safetensors")):
-        raise ConfigError(f"{key}: {folder} has no *.safetensors; save the model with save_pretrained.")
+        says = f"{folder} has no *.safetensors; save the model with save_pretrained."
+        raise ConfigError(says, key=key, missing=folder)
     return found
 
 
@@ -54,7 +58,7 @@ def _config_of(folder: str, key: str) -> dict[str, Any] | None:
     try:
         return read_json_object(Path(folder) / CONFIG)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error.__cause__
+        raise error.about(key) from error.__cause__
 
 
 def check_length(folder: str, key: str, num_tokens: int) -> None:
@@ -66,10 +70,13 @@ def check_length(folder: str, key: str, num_tokens: int) -> None:
     limit = model_limit(folder)
     if num_tokens == 0:
         raise ConfigError(
-            f"{key}: {folder}/config.json has no max_position_embeddings; write the context length here."
+            f"{folder}/config.json has no max_position_embeddings; write the context length here.",
+            key=key,
+            missing=missing_config(folder),
         )
     if limit and num_tokens > limit:
-        raise ConfigError(f"{key} is {num_tokens}, but {folder} takes {limit} tokens at most.")
+        says = f"is {num_tokens}, but {folder} takes {limit} tokens at most."
+        raise ConfigError(says, key=key, has_colon=False)
 
 
 def checked_tensors(folder: str, key: str) -> tuple[dict[str, TensorPlace], list[str]]:
@@ -91,25 +98,24 @@ def checked_tensors(folder: str, key: str) -> tuple[dict[str, TensorPlace], list
             )
         places |= found
         file_of |= dict.fromkeys(found, path.name)
-    return places, faults + list(_index_faults(Path(folder), file_of))
+    return places, faults + list(_index_faults(Path(folder), file_of, key))
 
 
 def _header(path: Path, key: str) -> dict[str, TensorPlace]:
     try:
         return read_header(path)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error.__cause__
+        raise error.about(key) from error.__cause__
     except OSError as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {error.strerror or error}.") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.", key=key) from error
 
 
-def _index_faults(root: Path, file_of: dict[str, str]) -> Iterator[str]:
+def _index_faults(root: Path, file_of: dict[str, str], key: str) -> Iterator[str]:
     """What is wrong with the index, which engines read to find the files."""
     try:
         index = read_json_object(root / INDEX)
     except ConfigError as error:
-        yield f"has an index that cannot be used: {str(error).rstrip('.')}"
-        return
+        raise ConfigError(f"{root} has an index that cannot be used: {error}", key=key) from error
     if index is None:
         return
     weight_map = index.get("weight_map")

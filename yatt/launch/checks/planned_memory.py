@@ -3,13 +3,13 @@
 The machine that starts a run need not have its GPUs, so their memory is not known there.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from yatt.adapters.inputs.model_family import trained_model
-from yatt.config.doubts import Doubt
 from yatt.config.schema import RunConfig
 from yatt.core.gpus.placement import ROLLOUT, genrm_role
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding, doubt_about
 from yatt.forecast.memory.advice import nearest_in_words, plan_faults
 from yatt.forecast.memory.fit import GIB, GPU_BYTES, memory_plan
 from yatt.forecast.memory.parameters import table_of
@@ -34,12 +34,13 @@ def check_planned_memory(config: RunConfig, model: Model) -> None:
     if kept <= LARGEST_GPU_BYTES:
         return
     raise ConfigError(
-        f"trainer: weights, gradients and optimizer need {kept / GIB:.0f} GiB of each GPU, and the largest "
-        f"GPUs have {LARGEST_GPU_BYTES // GIB} GiB. {nearest_in_words(config, model, GPU_BYTES)}"
+        f"weights, gradients and optimizer need {kept / GIB:.0f} GiB of each GPU, and the largest GPUs have "
+        f"{LARGEST_GPU_BYTES // GIB} GiB. {nearest_in_words(config, model, GPU_BYTES)}",
+        key="trainer",
     )
 
 
-def memory_doubts(config: RunConfig) -> list[Doubt]:
+def memory_doubts(config: RunConfig) -> list[Finding]:
     """Returns what does not fit on GPUs of 80 GiB. Other GPUs may be larger, so it is no mistake.
 
     A model that cannot be read, or has the user's own family, is not counted; other checks report it.
@@ -52,7 +53,8 @@ def memory_doubts(config: RunConfig) -> list[Doubt]:
         faults = plan_faults(config, models, memory_plan(config, models))
     except (ConfigError, OSError):
         return []
-    return [(key, f"does not fit on GPUs of {GPU_BYTES // GIB} GiB: {says}") for key, says in faults]
+    size = f"does not fit on GPUs of {GPU_BYTES // GIB} GiB:"
+    return [replace(doubt_about(each.key, f"{size} {each.says}"), cure=each.cure) for each in faults]
 
 
 def held_in_shm(config: RunConfig) -> int:

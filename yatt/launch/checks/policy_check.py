@@ -10,7 +10,7 @@ from yatt.adapters.processes.trial import answer_trial, run_trial
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import RunConfig
 from yatt.config.sizes import num_trainer_nodes
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, mistake_in
 from yatt.forecast.memory.advice import check_possible
 from yatt.launch.checks.judge_check import refuse_some_windows
 from yatt.launch.checks.model_check import check_length, check_model, checked_tensors
@@ -41,9 +41,12 @@ def check_policy(config: RunConfig) -> None:
         return
     path = Path(config.model.family).absolute()
     run_trial(
-        "yatt.launch.checks.policy_check", [resolved_text(without_secrets(config))], path=path,
-        key="model.family", limit_s=config.launch.start_timeout_s,
-    )  # fmt: skip
+        "yatt.launch.checks.policy_check",
+        [resolved_text(without_secrets(config))],
+        path=path,
+        key="model.family",
+        limit_s=config.launch.start_timeout_s,
+    )
 
 
 def check_architecture(folder: str, own: Family | None = None, *, may_score: bool = False) -> None:
@@ -64,9 +67,9 @@ def check_architecture(folder: str, own: Family | None = None, *, may_score: boo
         named = [name.replace(SCORED_CLASS, PLAIN_CLASS) for name in named]
     if not set(named) & set(known):
         raise ConfigError(
-            f"model.path: {folder}: architecture "
-            f"{', '.join(named)} cannot be trained; use {', '.join(known)}, or "
-            "write a family of your own (model.family, docs/extending.md)."
+            f"{folder}: architecture {', '.join(named)} cannot be trained; use {', '.join(known)}, or write "
+            "a family of your own (model.family, docs/extending.md).",
+            key="model.path",
         )
 
 
@@ -84,8 +87,9 @@ def check_fits(config: RunConfig) -> None:
     _check_tensors(config.model.path, model, with_output=plain)
     if plain is not None and shape.vision is not None:
         raise ConfigError(
-            f"run.kind: reward_model: {config.model.path} takes pictures, and a value head reads text only; "
-            "name a text model."
+            f"reward_model: {config.model.path} takes pictures, and a value head reads text only; name a "
+            "text model.",
+            key="run.kind",
         )
     if config.has_critic:
         _check_critic(config, model)
@@ -107,9 +111,8 @@ def _check_engines(config: RunConfig, shape: Shape) -> None:
             f"rollout.expert_parallel has no effect: {config.model.path} has no experts; remove it."
         )
     if shape.vision is not None and config.rollout.engine == "transformers":
-        raise ConfigError(
-            f"rollout.engine: transformers cannot run {config.model.path}, which takes pictures; write vllm."
-        )
+        says = f"transformers cannot run {config.model.path}, which takes pictures; write vllm."
+        raise ConfigError(says, key="rollout.engine")
     refuse_some_windows(config.model.path, "rollout", config.rollout.engine, own_family(config.model))
     _refuse_cpu_engine(config)
     if shape.attention.num_heads % config.rollout.tp_size:
@@ -126,8 +129,9 @@ def _refuse_cpu_engine(config: RunConfig) -> None:
     family = FAMILIES.get(str(read_config(config.model.path).get("model_type")))
     if family is not None and family.lacks_cpu_engine:
         raise ConfigError(
-            f"rollout.engine: vLLM on CPUs cannot run {config.model.path} ({family.model_type}: its router's "
-            "scores are sigmoids without groups); write transformers, or train on GPUs."
+            f"vLLM on CPUs cannot run {config.model.path} ({family.model_type}: its router's scores are "
+            "sigmoids without groups); write transformers, or train on GPUs.",
+            key="rollout.engine",
         )
 
 
@@ -141,24 +145,23 @@ def _check_critic(config: RunConfig, policy: Model) -> None:
     assert critic is not None, "the run has one"
     for model, folder in ((policy, config.model.path), (critic, section.path)):
         if model.shape.vision is not None:
-            raise ConfigError(
-                f"algorithm.adv_estimator: gae: {folder} takes pictures, and a critic takes none yet; write "
-                "grpo, or a text model."
-            )
+            says = f"gae: {folder} takes pictures, and a critic takes none yet; write grpo, or a text model."
+            raise ConfigError(says, key="algorithm.adv_estimator")
     if not path:
         return
     check_spec(critic.shape, config.model.spec, f"model.spec: critic.path: {path}")
     if critic.shape.vocab_size < policy.shape.vocab_size:
         raise ConfigError(
-            f"critic.path: {path} has {critic.shape.vocab_size} tokens and the policy "
-            f"{policy.shape.vocab_size}; name a model with the policy's tokenizer."
+            f"{path} has {critic.shape.vocab_size} tokens and the policy {policy.shape.vocab_size}; name a "
+            "model with the policy's tokenizer.",
+            key="critic.path",
         )
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     check_length(path, "critic.path: data.max_prompt_tokens + rollout.max_response_tokens", longest)
     try:
         check_layout(critic.shape, config.trainer, num_trainer_nodes(config) * config.launch.gpus_per_node)
     except ConfigError as error:
-        raise ConfigError(f"critic.path: {path} does not fit the trainer's layout. {error}") from error
+        raise ConfigError(f"{path} does not fit the trainer's layout. {error}", key="critic.path") from error
     _check_tensors(path, critic, "critic.path", with_output=model_of_run(section))
 
 
@@ -191,7 +194,7 @@ def _check_tensors(
     if with_output is not None:
         shapes = _with_score(model, with_output, shapes)
     if faults := faults or list(tensor_faults(model, shapes)):
-        raise ConfigError("\n".join(f"{key}: {folder} {fault}." for fault in faults))
+        raise ConfigError(findings=[mistake_in(key, f"{folder} {fault}.") for fault in faults])
 
 
 def _check(text: str) -> None:

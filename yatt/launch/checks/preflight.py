@@ -30,12 +30,14 @@ from yatt.config.widths import engine_sections
 from yatt.control.gpus.processes.open_files import descriptors_of
 from yatt.control.node import Node
 from yatt.core.gpus.placement import placement_of
-from yatt.core.samples.verdict import check_template, check_verdict
-from yatt.errors import CheckpointError, ConfigError, StoreUnreachable
+from yatt.errors import CheckpointError, ConfigError, Finding, StoreUnreachable
+from yatt.judging.judging import check_asked
+from yatt.judging.reading import check_verdict
 from yatt.launch.checks.input_trial import check_inputs
 from yatt.launch.checks.judge_check import (
     check_engine_model,
     check_judge,
+    check_structured,
     check_teacher,
     refuse_turned_experts,
 )
@@ -50,6 +52,7 @@ from yatt.records.episode import ENVIRONMENT
 from yatt.reward.functions import is_builtin, load_reward
 from yatt.reward.signature import EPISODE, expected_call
 from yatt.reward.trial import try_function
+from yatt.reward.ways import try_way
 
 MAX_SHOWN = 4000
 """Characters of a mistake that are shown: a file of a stranger may have names of any length."""
@@ -68,36 +71,31 @@ def check_function(config: RunConfig, section: RewardSection | GenRMSection) -> 
 
 
 def check_environment(config: RunConfig) -> None:
-    """Loads the environment's function in a separate process.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Loads the environment's function in a separate process."""
     section = config.environment
     try_function(
-        Path(section.path).absolute(), section.function, ENVIRONMENT, EPISODE,
+        Path(section.path).absolute(),
+        section.function,
+        ENVIRONMENT,
+        EPISODE,
         limit_s=config.launch.start_timeout_s,
-    )  # fmt: skip
+    )
 
 
 def check_algorithm(section: AlgorithmSection) -> None:
     """Reads the user's file, but does not import it: torch may be missing where a run is submitted."""
     path = Path(section.path).absolute()
     if section.factory not in _names_of(path, "algorithm.path"):
-        raise ConfigError(f"algorithm.factory: {path} defines no function {section.factory}.")
+        raise ConfigError(f"{path} defines no function {section.factory}.", key="algorithm.factory")
 
 
 def check_trackers(section: LoggingSection) -> None:
-    """Reads the files of the user's trackers, but does not import them: only the follower needs libraries.
-
-    Raises:
-        ConfigError: one cannot be read, or lacks its function.
-    """
+    """Reads the files of the user's trackers, but does not import them: only the follower needs libraries."""
     for tracker in section.trackers:
         if tracker not in TRACKERS:
             path = Path(tracker).absolute()
             if FACTORY not in _names_of(path, "logging.trackers"):
-                raise ConfigError(f"logging.trackers: {path} defines no function {FACTORY}.")
+                raise ConfigError(f"{path} defines no function {FACTORY}.", key="logging.trackers")
 
 
 def _names_of(path: Path, key: str) -> set[str]:
@@ -105,9 +103,10 @@ def _names_of(path: Path, key: str) -> set[str]:
     try:
         names = symtable.symtable(path.read_text(), str(path), "exec").get_symbols()
     except OSError as error:
-        raise ConfigError(f"{key}: {path}: {error.strerror}.") from error
+        gone = str(path) if isinstance(error, FileNotFoundError | NotADirectoryError) else ""
+        raise ConfigError(f"{path}: {error.strerror}.", key=key, missing=gone) from error
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{key}: {path}: {error}.") from error
+        raise ConfigError(f"{path}: {error}.", key=key) from error
     return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
 
 
@@ -127,13 +126,12 @@ def check_preflight(
     Raises:
         ConfigError: all mistakes, one per line; its cause is a transient error if all of them are transient.
     """
+    if not config.trains:
+        raise ConfigError(f"run.kind: evaluation: {config.run.dir} is for `yatt eval`: repeat that command.")
     checks = list(_checks(config))
     if engines_are_here:
-        checks += [
-            partial(_engines_installed, config),
-            partial(check_engine_args, config),
-            _trainer_installed,
-        ]
+        checks += [partial(_engines_installed, config), partial(check_engine_args, config)]
+        checks.append(_trainer_installed)
     if runs_here:
         checks.append(partial(check_descriptors, config, hard_limit()))
     _refuse_faults(checks)
@@ -143,11 +141,12 @@ def check_preflight(
     return tried
 
 
-def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:
+def check_evaluation(config: RunConfig, *, has_weights: bool, engines_are_here: bool = True) -> None:
     """Checks what an evaluation needs: as `check_preflight`, without what only training needs.
 
     Args:
         has_weights: the folder `model.path` is sampled; else only its tokenizer is used.
+        engines_are_here: as there.
 
     Raises:
         ConfigError: see `check_preflight`.
@@ -159,31 +158,39 @@ def check_evaluation(config: RunConfig, *, has_weights: bool) -> None:
     if has_weights:
         turned = partial(refuse_turned_experts, path, "model.path")
         folder = [partial(check_engine_model, path, "model", engine, tp_size), turned]
-    _refuse_faults([
-        *folder, partial(check_length, path, keys, longest),
-        partial(check_inputs, replace(config, data=replace(config.data, val_files=()))),
-        *_judges_and_user_code(config), partial(_engines_installed, config),
+    libraries: list[Callable[[], object]] = [
+        partial(_engines_installed, config),
         partial(check_engine_args, config),
-    ])  # fmt: skip
+    ]
+    _refuse_faults(
+        [
+            *folder,
+            partial(check_length, path, keys, longest),
+            partial(check_inputs, replace(config, data=replace(config.data, val_files=()))),
+            *_judges_and_user_code(config),
+            *(libraries if engines_are_here else ()),
+        ]
+    )
 
 
 def _refuse_faults(checks: Iterable[Callable[[], object]]) -> None:
-    """Raises ConfigError with the mistakes that the checks find, one per line."""
+    """Raises ConfigError with the mistakes that the checks find."""
     faults = [fault for check in checks if (fault := _fault(check)) is not None]
     if faults:
-        listed = "\n".join(f"  {_cut(line)}" for fault in faults for line in str(fault).splitlines())
         passing = faults[0].__cause__ if all(map(is_passing, faults)) else None
-        raise ConfigError(f"nothing was started:\n{listed}") from passing
+        found = [_cut(each) for fault in faults for each in fault.findings]
+        raise ConfigError(heading="nothing was started:", findings=found) from passing
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN // 2]} ... {line[-MAX_SHOWN // 2 :]}"
+def _cut(found: Finding) -> Finding:
+    says, half = found.says, MAX_SHOWN // 2
+    return found if len(says) <= MAX_SHOWN else replace(found, says=f"{says[:half]} ... {says[-half:]}")
 
 
 def show_doubts(config: RunConfig) -> None:
     """Prints notes about settings that are allowed but rarely intended, once, when a run is started."""
-    for key, says in (*doubtful_settings(config), *memory_doubts(config)):
-        sys.stderr.write(f"yatt: note: {key} {says}\n")
+    for doubt in (*doubtful_settings(config), *memory_doubts(config)):
+        sys.stderr.write(f"yatt: note: {doubt.in_words()}\n")
 
 
 def _fault(check: Callable[[], object]) -> ConfigError | None:
@@ -233,27 +240,16 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
 
 def _question_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Iterator[Callable[[], object]]:
     """Yields the checks of what a GenRM is asked, and of how its answer is read."""
-    if genrm.path:
+    if genrm.asks_by_client:
         yield partial(check_function, config, genrm)
+    elif genrm.path:
+        yield partial(try_way, config, genrm)
     if genrm.template:
-        sees = genrm.sees != "none"
-        yield partial(check_template, genrm.template, f"{key}.template", genrm.judging, sees=sees)
+        yield partial(check_asked, genrm, f"{key}.template")
+    if genrm.template and genrm.kind == "text" and genrm.judging.asks == "each":
+        yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging.by)
     if genrm.template and genrm.kind == "text":
-        yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging)
         yield partial(check_structured, genrm, key)
-
-
-def check_structured(genrm: GenRMSection, key: str) -> None:
-    """Checks that the engine can keep to `verdict.choices` or `verdict.json_schema`.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    is_structured = bool(genrm.verdict.choices or genrm.verdict.json_schema)
-    if genrm.has_engine and is_structured and genrm.engine not in ("auto", "vllm"):
-        raise ConfigError(
-            f"{key}.verdict: choices and json_schema need engine vllm, not {genrm.engine}; write a pattern."
-        )
 
 
 def check_store(config: RunConfig) -> None:
@@ -276,9 +272,8 @@ def check_store(config: RunConfig) -> None:
             return  # the address was right when the run was started: the launcher will wait
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(
-            f"checkpoint.url: {url} cannot be used from this machine ({error}). {cure_of(error)}"
-        ) from error
+        says = f"{url} cannot be used from this machine ({error}). {cure_of(error)}"
+        raise ConfigError(says, key="checkpoint.url") from error
 
 
 def check_origin(config: RunConfig) -> None:
@@ -297,12 +292,15 @@ def check_origin(config: RunConfig) -> None:
     except (StoreUnreachable, CheckpointError) as error:
         if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
             return  # as for the run's own store
-        raise ConfigError(f"{key}.url: {origin.url} cannot be used from this machine ({error}).") from error
+        says = f"{origin.url} cannot be used from this machine ({error})."
+        raise ConfigError(says, key=f"{key}.url") from error
     if not names:
         wanted = f"checkpoint of iteration {origin.iteration}" if origin.iteration else "committed checkpoint"
-        raise ConfigError(f"{key}: {origin.url} has no {wanted}; list its folder `manifests`.")
+        gone = origin.url if is_folder(origin.url) and not folder_of(origin.url).exists() else ""
+        says = f"{origin.url} has no {wanted}; list its folder `manifests`."
+        raise ConfigError(says, key=key, missing=gone)
     if len(faults) == len(names):
-        raise ConfigError(f"{key}: no checkpoint in {origin.url} can be used: {'; '.join(faults)}.")
+        raise ConfigError(f"no checkpoint in {origin.url} can be used: {'; '.join(faults)}.", key=key)
 
 
 def _read_faults(checkpoints: Checkpoints, names: tuple[str, ...], *, is_scored: bool) -> list[str]:
@@ -340,16 +338,15 @@ def check_descriptors(config: RunConfig, limit: int) -> None:
     placement, paths = placement_of(config), RunPaths(Path(config.run.dir))
     kinds = {0, len(placement.trainer_nodes) - 1, config.launch.nodes - 1}  # one node of each kind
     nodes = [
-        Node(
-            config=config, paths=paths, placement=placement, attempt=0, index=index, host="", device="cpu"
-        )
+        Node(config=config, paths=paths, placement=placement, attempt=0, index=index, host="", device="cpu")
         for index in sorted(kinds)
-    ]  # fmt: skip
+    ]
     needed = max(map(descriptors_of, nodes))
     if needed > limit:
         raise ConfigError(
-            f"launch.nodes: with {config.launch.nodes} nodes a controller needs {needed} file descriptors, "
-            f"but `ulimit -Hn` is {limit} here. Raise the hard limit (limits.conf), or write fewer nodes."
+            f"with {config.launch.nodes} nodes a controller needs {needed} file descriptors, but `ulimit "
+            f"-Hn` is {limit} here. Raise the hard limit (limits.conf), or write fewer nodes.",
+            key="launch.nodes",
         )
 
 
@@ -357,7 +354,7 @@ def _engines_installed(config: RunConfig) -> None:
     wanted = {config.rollout.engine, *(g.engine for g in config.engine_genrms)}
     for engine, module in (("vllm", "vllm"), ("transformers", "transformers"), ("auto", "transformers")):
         if engine in wanted and importlib.util.find_spec(module) is None:
-            raise ConfigError(f"rollout.engine: '{engine}' needs {module}; pip install 'yatt[engine]'.")
+            raise ConfigError(f"'{engine}' needs {module}; pip install 'yatt[engine]'.", key="rollout.engine")
 
 
 def check_engine_args(config: RunConfig) -> None:
@@ -375,7 +372,7 @@ def check_engine_args(config: RunConfig) -> None:
     known = _vllm_options() if wanted else frozenset()
     for key, name in wanted:
         if known and name not in known:
-            raise ConfigError(f"{key}: {unknown_option(name, known & PASSED)}")
+            raise ConfigError(unknown_option(name, known & PASSED), key=key)
 
 
 def _vllm_options() -> frozenset[str]:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from yatt.adapters.processes.trial import TrialProcess, trial_process
 from yatt.config.load import resolved_text
 from yatt.config.schema import RunConfig
 from yatt.core.attempts.exits import describe_exit
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding, cut_line
+from yatt.printable import printable
 from yatt.records.episode import ENVIRONMENT
 from yatt.reward.tried import CALLS, TriedCall, tried_keys
 
@@ -52,18 +53,22 @@ class TriedFunction:
                 words.append(f"{'ground truth' if shown == 'truth' else 'empty text'}: {' '.join(found)}")
         return f"{self.key}: {'; '.join(words)}{self._doubt()}"
 
-    def failures_in_words(self) -> str:
+    def failures(self) -> Finding:
         """Returns how many samples failed, and the first failure."""
         first = self.failed[0]
         if not first.shown:
-            return f"{self.key} was not tried: {first.error}"
+            return Finding(key=self.key, says=f"was not tried: {first.error}", has_colon=False)
         what = "the ground truth" if first.shown == "truth" else "an empty text"
         count = f"all {len(self.calls)}" if len(self.failed) == len(self.calls) else str(len(self.failed))
         of = "" if count.startswith("all") else f" of {len(self.calls)}"
-        return (
-            f"{self.key}: {count}{of} trial calls failed; the first, with {what} as completion of "
-            f"{first.place}: {first.error}"
-        )
+        says = f"{count}{of} trial calls failed; the first, with {what} as completion of {first.place}"
+        return Finding(key=self.key, says=f"{says}: {first.error}")
+
+    def mistake(self) -> Finding:
+        """Returns that every sample failed."""
+        found = self.failures()
+        cure = f"Mend the function or the rows; {self.key}.trial: false starts without a trial."
+        return replace(found, says=f"{found.says}.", cure=cure)
 
     def _doubt(self) -> str:
         """What is odd in the scores."""
@@ -101,10 +106,10 @@ def try_scores(config: RunConfig) -> list[TriedFunction]:
     keys = dict.fromkeys(call.function for call in calls)
     tried = [TriedFunction(key, tuple(call for call in calls if call.function == key)) for key in keys]
     if broken := [each for each in tried if each.is_broken]:
-        raise ConfigError("\n".join(f"{each.failures_in_words()}. {_cure(each.key)}" for each in broken))
+        raise ConfigError(findings=[each.mistake() for each in broken])
     for each in tried:
         if each.failed:
-            sys.stderr.write(f"yatt: note: {each.failures_in_words()}\n")
+            sys.stderr.write(f"yatt: note: {printable(cut_line(each.failures().in_words()))}\n")
     return tried
 
 
@@ -125,10 +130,6 @@ def _calls(config: RunConfig) -> list[TriedCall]:
             calls.append(_ended(open_call, how, trial))
         without = keys[: keys.index(open_call["begins"]) + 1]
     return calls
-
-
-def _cure(key: str) -> str:
-    return f"Mend the function or the rows; {key}.trial: false starts without a trial."
 
 
 def _wait(trial: TrialProcess) -> str:

@@ -22,8 +22,10 @@ from yatt.adapters.processes.watched_trial import (
 )
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.core.samples.verdict import Shown, numbered_completions
 from yatt.errors import ConfigError
+from yatt.judging.judging import shown_about
+from yatt.judging.protocol import Question
+from yatt.judging.template import Shown
 from yatt.launch.checks.input_trial import question_ids
 
 MOST_LENGTHS = 2000
@@ -48,7 +50,10 @@ def _show(stages: Stages, text: str, number: int) -> tuple[list[ConfigError], li
     judges = {
         f"genrms[{genrm.name}]": (genrm, Tokenizer(genrm.model, config.data.template_time))
         for genrm in config.genrms
-        if (genrm.template or genrm.kind == "scalar") and genrm.has_engine and Path(genrm.model).is_dir()
+        if (genrm.template or genrm.kind == "scalar")
+        and genrm.has_known_questions
+        and genrm.has_engine
+        and Path(genrm.model).is_dir()
     }
     found, lengths = [], []
     rows = islice(read_data_rows(config.data.train_files, config.data), MOST_LENGTHS)
@@ -77,20 +82,17 @@ def _decoded(prompt: EncodedPrompt, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids, skip_special=False)
 
 
-def shown_with_truth(row: Row) -> Shown:
-    """Returns what a judge is shown of a row whose completions are the ground truth and an empty text."""
+def shown_with_truth(genrm: GenRMSection, row: Row) -> tuple[Question, Shown]:
+    """Returns a judge's first question about a row whose completions are the ground truth and an empty text,
+    and what it is shown."""
     truth = truth_text(row.ground_truth)
-    return Shown(
-        prompt=prompt_text(row.prompt), ground_truth=truth, data_source=row.data_source,
-        completion=truth, completion_a=truth, completion_b=EMPTY,
-        completions=numbered_completions([truth, EMPTY]),
-    )  # fmt: skip
+    return shown_about(genrm, (truth, EMPTY), prompt_text(row.prompt), truth, row.data_source, row.raw)
 
 
 def _questions(judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, place: str) -> Iterator[str]:
     """Yields each judge's question."""
     for key, (genrm, tokenizer) in judges.items():
-        ids = question_ids(genrm, tokenizer, shown_with_truth(row), row.prompt)
+        ids = question_ids(genrm, tokenizer, shown_with_truth(genrm, row)[1], row.prompt)
         text = tokenizer.decode(ids, skip_special=False)
         yield f"{place}: question of {len(ids)} tokens to {key}:\n{_indented(text)}"
 

@@ -24,21 +24,19 @@ from yatt.adapters.slurm.slurm import Slurm
 from yatt.config.load import load_command
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, load_site, with_settings
-from yatt.errors import ConfigError
-from yatt.launch.commands.checking import CheckResult, check_run
+from yatt.errors import ConfigError, Finding
+from yatt.launch.commands.checking import check_run
 from yatt.launch.commands.executor import HetJob
 from yatt.launch.commands.start import start_run
 from yatt.launch.commands.submit import submit_job
 from yatt.launch.folder.cancel import cancel_run
 from yatt.launch.folder.summary import Summary
-from yatt.launch.resolve.completed import completed_config
-from yatt.launch.resolve.data_files import with_made_data
-from yatt.launch.resolve.site_defaults import with_store
+from yatt.launch.resolve.resolved import resolve_config
 from yatt.obs.metrics import STEP, read_metric_rows
 from yatt.obs.rollouts import whole_samples
 from yatt.obs.samples import as_sample
-from yatt.obs.story.events import as_event
 from yatt.paths import RunPaths
+from yatt.records.events.log import logged_event
 
 
 class Run:
@@ -93,7 +91,8 @@ class Run:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields the events of all attempts, oldest first. Files that were deleted by age are missing."""
-        for batch in SegmentTail(self._paths.events, as_event).batches():
+        tail = SegmentTail(self._paths.events, lambda record: record if logged_event(record) else None)
+        for batch in tail.batches():
             yield from batch
 
     def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
@@ -139,7 +138,7 @@ def load_config(file: FilePath, *more: str) -> RunConfig:
     return load_command(Path(file), more)
 
 
-def check(config: RunConfig, *, elsewhere: bool = False) -> list[CheckResult]:
+def check(config: RunConfig, *, elsewhere: bool = False) -> list[Finding]:
     """Says what is wrong with a run, as `yatt check` does; nothing is started.
 
     Args:
@@ -200,7 +199,7 @@ def submit(config: FilePath, site: FilePath, *more: str, **sbatch: Value) -> Het
     """
     run = load_command(Path(config), more)
     where = with_settings(load_site(Path(site)), [_setting(key, value) for key, value in sbatch.items()])
-    job = submit_job(with_store(with_made_data(completed_config(run)), where), where)
+    job = submit_job(resolve_config(run, where))
     if job is None:
         raise ConfigError(f"{run.run.dir} is finished: nothing was queued.")
     return job

@@ -8,9 +8,8 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
-from typing import Literal
 
 from yatt import clock
 from yatt.adapters.inputs.dataset import read_data_rows
@@ -19,15 +18,10 @@ from yatt.adapters.processes.watched_trial import TEMPLATE_S, Stages, answer_wat
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups.groups import TRUNCATED
-from yatt.core.samples.verdict import (
-    Shown,
-    parse_ranking,
-    parse_verdict,
-    render_with_pictures,
-    structure_of,
-    verdict_word,
-)
-from yatt.errors import ConfigError, WorkerFailed
+from yatt.errors import ConfigError, Finding, WorkerFailed, doubt_about, mistake_in
+from yatt.judging.protocol import Question, UnusableRow
+from yatt.judging.reading import parse_ranking, parse_values, parse_verdict, structure_of, verdict_word
+from yatt.judging.template import Shown, render_with_pictures
 from yatt.launch.checks.shown_samples import shown_with_truth
 from yatt.records import message as m
 from yatt.records.episode import MediaRef
@@ -47,10 +41,8 @@ CAEBAAA/AKAAAAAAAAAAAAAAAAAAAAAD/9k=
 """)
 """A grey JPEG file of 64 x 64 pixels, in place of each picture of the prompt."""
 
-Told = tuple[Literal["call", "note", "fail"], str]
 
-
-def asked_judges(config: RunConfig) -> list[Told]:
+def asked_judges(config: RunConfig) -> list[Finding]:
     """Asks each judge behind a URL about the first prompt, with its ground truth as the completion (and an
     empty text as the second one). There is one request to each, and no retry.
 
@@ -63,7 +55,7 @@ def asked_judges(config: RunConfig) -> list[Told]:
     return [told for index in services for told in _told(config, text, index)]
 
 
-def _told(config: RunConfig, text: str, index: int) -> Iterator[Told]:
+def _told(config: RunConfig, text: str, index: int) -> Iterator[Finding]:
     """Asks one judge, in a process of its own: templates and patterns of verdicts are programs."""
     module, limit_s, cure = (
         "yatt.launch.commands.asked_judges",
@@ -73,27 +65,29 @@ def _told(config: RunConfig, text: str, index: int) -> Iterator[Told]:
     try:
         answered = run_watched(module, [text, index], limit_s, cure)
     except ConfigError as error:
-        yield "fail", " ".join(str(error).split())
+        yield from error.findings
         return
-    for line in answered:
-        level, says = json.loads(line)
-        yield level, says
+    yield from (Finding(**json.loads(line)) for line in answered)
 
 
 def _ask(stages: Stages, text: str, index: int) -> tuple[list[ConfigError], list[str]]:
     config = parse_resolved(text)
     found: list[str] = []
     for row, place in islice(read_data_rows(config.data.train_files, config.data), 1):
-        shown, num_pictures = shown_with_truth(row), max(1, len(row.media))
-        about = f"{place} with {'its ground truth' if shown.completion else 'an empty completion'}"
-        question = _question(config.genrms[index], shown, num_pictures)
-        told = _asked(stages, config.genrms[index], f"genrms[{index}]", question, about)
-        found.append(json.dumps(told))
+        genrm, num_pictures = config.genrms[index], max(1, len(row.media))
+        try:
+            asked, shown = shown_with_truth(genrm, row)
+        except UnusableRow as error:
+            return [ConfigError(f"{place}: {error}.", key=f"genrms[{index}].judging.criteria_key")], []
+        about = f"{place} with {'its ground truth' if shown['ground_truth'] else 'an empty completion'}"
+        content = _content(genrm, shown, num_pictures)
+        told = _asked(stages, genrm, f"genrms[{index}]", asked, content, about)
+        found.append(json.dumps(asdict(told)))
     return [], found
 
 
-def _question(genrm: GenRMSection, shown: Shown, num_pictures: int) -> Content:
-    if not genrm.template:
+def _content(genrm: GenRMSection, shown: Shown, num_pictures: int) -> Content:
+    if not (genrm.template and genrm.has_known_questions):
         return GREETING
     is_seeing = genrm.sees != "none"
     pictures = [MediaRef("", "", 64, 64)] * num_pictures if is_seeing else []
@@ -102,47 +96,58 @@ def _question(genrm: GenRMSection, shown: Shown, num_pictures: int) -> Content:
     return found if is_seeing else "".join(text for text in found if text)
 
 
-def _asked(stages: Stages, genrm: GenRMSection, key: str, question: Content, about: str) -> Told:
+def _asked(
+    stages: Stages, genrm: GenRMSection, key: str, question: Question, content: Content, about: str
+) -> Finding:
+    structure = structure_of(genrm.verdict, question.criteria) if genrm.template else ""
     with stages.doing(f"{key}.api: asking {genrm.api.url}", genrm.api.timeout_s + SPARE_S):
         began_s = clock.monotonic_s()
         try:
-            said = asyncio.run(_answer(genrm, question))
+            said = asyncio.run(_answer(genrm, content, structure))
         except WorkerFailed as error:
-            return "fail", f"{key}.api: {genrm.api.url}: {error}."
+            return mistake_in(f"{key}.api", f"{genrm.api.url}: {error}.")
         took_s = clock.monotonic_s() - began_s
+    if said.lacks_logprobs:
+        says = f"soft: {genrm.api.url} {said.lacks_logprobs}; write word, or ask another service."
+        return mistake_in(f"{key}.verdict.read", says)
     if said.finish_reason == REFUSED:
-        return "fail", f"{key}.api: {genrm.api.url}: {' '.join(said.error.split())}."
-    words = f"{key} answered in {took_s:.1f} s"
-    if not genrm.template:
-        return "call", f"{words}: {_quoted(said.text)}"
+        return mistake_in(f"{key}.api", f"{genrm.api.url}: {' '.join(said.error.split())}.")
+    words = f"answered in {took_s:.1f} s"
+    answered = Finding(level="call", key=key, says=f"{words}: {_quoted(said.text)}", has_colon=False)
+    if not (genrm.template and genrm.has_known_questions):
+        return answered
     is_cut = said.finish_reason == TRUNCATED
     with stages.doing(f"{key}.verdict: reading {_quoted(said.text)} by it", TEMPLATE_S):
-        verdict = "" if is_cut else _verdict(genrm, said.text)  # a run reads no text that was cut
+        verdict = "" if is_cut else _verdict(genrm, question, said.text)  # a run reads no text that was cut
     if verdict:
-        return "call", f"{words} about {about}: {verdict}, read in {_quoted(said.text)}"
+        return replace(answered, says=f"{words} about {about}: {verdict}, read in {_quoted(said.text)}")
     cut = f" It was cut at {key}.max_tokens ({genrm.max_tokens})." if is_cut else ""
     reasons = " It has only reasoning." if said.has_reasoning and not said.text.strip() else ""
-    return "note", (
+    return doubt_about(
+        key,
         f"{words} about {about}, but a run would read no verdict in {_quoted(said.text)}.{cut}{reasons} "
-        f"Change {key}.template, {key}.verdict or {key}.max_tokens."
+        f"Change {key}.template, {key}.verdict or {key}.max_tokens.",
     )
 
 
-async def _answer(genrm: GenRMSection, question: Content) -> Said:
+async def _answer(genrm: GenRMSection, content: Content, structure: str) -> Said:
     async def pictures() -> list[memoryview]:
-        return [memoryview(SMALL_PICTURE) for part in question if part is None]
+        return [memoryview(SMALL_PICTURE) for part in content if part is None]
 
     once = replace(genrm, api=replace(genrm.api, retries=0, outage_s=0.0))
     ask = m.Ask(genrm=genrm.name, text="", seed=0, max_tokens=genrm.max_tokens, temperature=genrm.temperature)
     service = JudgeApi(once, 1)
-    structure = structure_of(genrm.verdict) if genrm.template else ""
-    return await service.complete(question, ask, structure, pictures)
+    is_soft = genrm.verdict.read == "soft"
+    return await service.complete(content, ask, structure, pictures, wants_logprobs=is_soft)
 
 
-def _verdict(genrm: GenRMSection, text: str) -> str:
+def _verdict(genrm: GenRMSection, question: Question, text: str) -> str:
     """Returns what was read, in words; empty if nothing can be."""
-    if genrm.judging == "listwise":
-        ranking = parse_ranking(text, genrm.verdict, 2)
+    if question.criteria:
+        values = parse_values(text, genrm.verdict, question.criteria) or {}
+        return ", ".join(f"{name} {value:g}" for name, value in values.items())
+    if question.num_ranked:
+        ranking = parse_ranking(text, genrm.verdict, question.num_ranked)
         return f"ranking {[number + 1 for number in ranking]}" if ranking else ""
     score = parse_verdict(text, genrm.verdict)
     return "" if score is None else f"score {score:g} ('{verdict_word(text, genrm.verdict)}')"

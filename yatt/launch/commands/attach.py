@@ -51,10 +51,17 @@ def srun_into(paths: RunPaths, job_id: str, node: int, *, is_a_tty: bool) -> lis
     plan = read_job_plan(paths)
     group = _group(paths, node) if plan.layout == "het" else None
     return [
-        "srun", f"--jobid={job_id}", *([] if group is None else [f"--het-group={group}"]), "--overlap",
-        "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--export=ALL", "--mpi=none",
+        "srun",
+        f"--jobid={job_id}",
+        *([] if group is None else [f"--het-group={group}"]),
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={name}",
+        "--export=ALL",
+        "--mpi=none",
         *(["--pty"] if is_a_tty else []),
-    ]  # fmt: skip
+    ]
 
 
 def _group(paths: RunPaths, node: int) -> int:

@@ -5,14 +5,14 @@ import glob
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from yatt.adapters.inputs.data_file import NO_FILE
 from yatt.adapters.node_local.local_folder import check_in_memory
 from yatt.config.doubts import doubtful_settings
 from yatt.config.schema import DataSection, FromCheckpointSection, RunConfig
+from yatt.config.sections.operation import TRACKERS
 from yatt.config.site import SiteConfig
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 from yatt.launch.checks.planned_memory import memory_doubts
 from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.checks.score_trial import TriedFunction
@@ -20,28 +20,10 @@ from yatt.launch.checks.shown_samples import shown_samples
 from yatt.launch.commands.asked_judges import asked_judges
 from yatt.launch.commands.executor import template_of
 from yatt.launch.folder.folder import check_folder
-from yatt.launch.resolve.completed import completed_config
-from yatt.launch.resolve.data_files import HUB, with_made_data
-from yatt.launch.resolve.plan import Resized, effective_config
-from yatt.launch.resolve.site_defaults import are_engines_here, with_store
+from yatt.launch.resolve.data_files import HUB
+from yatt.launch.resolve.resolved import NO_SITE, resolve_config
+from yatt.launch.resolve.site_defaults import are_engines_here
 from yatt.models.folder import CONFIG
-
-Level = Literal["fail", "note", "skip", "call", "sample"]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One thing that a check says.
-
-    Attributes:
-        level: fail: the run would be refused. note: allowed, but rarely intended. skip: cannot be known here.
-            call: what a function has given on a few rows, or a judge has answered. sample: prompts, questions
-            and lengths.
-        says: key or place, and what to do.
-    """
-
-    level: Level
-    says: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +38,25 @@ class Absent:
     path: str
     has_config: bool
 
-    def explains(self, mistake: str) -> bool:
-        """Whether a mistake is only that the file is not here."""
-        name = ":".join(self.path.split(":")[:2]) if self.path.startswith(HUB) else self.path
-        return name in mistake and (not self.has_config or " has no " in mistake)
+    def explains(self, mistake: Finding) -> bool:
+        """Whether a mistake is only that the file, or one below the folder, is not here."""
+        own, its = (Path(path).expanduser().absolute() for path in (self.path, mistake.missing))
+        return bool(mistake.missing) and (own == its or own in its.parents)
 
-    def in_words(self) -> str:
-        """Returns a sentence."""
+    def as_skipped(self) -> Finding:
+        """Returns that it could not be checked."""
         what = f"of {self.path} only config.json is" if self.has_config else f"{self.path} is not"
-        return f"{self.key}: {what} on this machine"
+        return Finding(level="skip", key=self.key, says=f"{what} on this machine")
 
 
 def check_run(
-    config: RunConfig, site: SiteConfig | None = None, *, elsewhere: bool = False, num_samples: int = 0,
+    config: RunConfig,
+    site: SiteConfig | None = None,
+    *,
+    elsewhere: bool = False,
+    num_samples: int = 0,
     asks: bool = False,
-) -> list[CheckResult]:  # fmt: skip
+) -> list[Finding]:
     """Checks files, functions, stores, sizes and memory of a run.
 
     Args:
@@ -82,12 +68,11 @@ def check_run(
     Returns:
         What was found; empty if there is nothing to say.
     """
-    absent: list[Absent] = []
-    skipped: list[str] = []
+    absent, skipped = list[Absent](), list[Finding]()
     if elsewhere:
         config, urls = _without_stores(config)
         absent = list(_absent(config))
-        skipped = [f"{url} is not asked from this machine" for url in urls]
+        skipped = [_skipped(f"{url} is not asked from this machine") for url in urls]
     config, failures = _ready(config, site, elsewhere=elsewhere)
     is_here = site is None and not elsewhere
     if is_here:
@@ -97,72 +82,68 @@ def check_run(
     try:
         tried = check_preflight(config, runs_here=is_here, engines_are_here=engines)
     except ConfigError as error:
-        failures += _lines(error)
-    failures = [line for line in failures if not any(each.explains(line) for each in absent)]
-    failures = [line for line in failures if not line.startswith(_not_files(config.data))]
-    notes = [*doubtful_settings(config), *(() if failures else memory_doubts(config))]
-    skipped += [each.in_words() for each in absent]
-    skipped += ["the cluster: `yatt diagnose --site SITE RUN_FILE` asks Slurm"] if site is not None else []
+        failures += error.findings
+    not_made = _not_files(config.data)
+    keyed = {(each.file, each.says) for each in failures if each.key}
+    failures = [
+        each
+        for each in {each.in_words(): each for each in failures}.values()
+        if (each.key or (each.file, each.says) not in keyed)  # who found it first may not have known the key
+        and each.missing not in not_made
+        and not any(one.explains(each) for one in absent)
+    ]
+    skipped += [each.as_skipped() for each in absent]
+    if site is not None:
+        skipped.append(_skipped("the cluster: `yatt diagnose --site SITE RUN_FILE` asks Slurm"))
+    samples = shown_samples(config, num_samples) if num_samples and not (failures or elsewhere) else []
     return [
-        *(CheckResult("fail", line) for line in dict.fromkeys(failures)),
-        *(CheckResult("note", f"{key} {says}") for key, says in notes),
-        *(CheckResult("skip", line) for line in skipped),
-        *(CheckResult("call", each.in_words()) for each in tried),
+        *failures,
+        *doubtful_settings(config),
+        *(() if failures else memory_doubts(config)),
+        *skipped,
+        *(Finding(level="call", says=each.in_words()) for each in tried),
         *(_asked(config, elsewhere=elsewhere) if asks and not failures else ()),
-        *(
-            CheckResult("sample", each)
-            for each in _samples(config, 0 if failures or elsewhere else num_samples)
-        ),
+        *(Finding(level="sample", says=each) for each in samples),
     ]
 
 
-def _asked(config: RunConfig, *, elsewhere: bool) -> Iterator[CheckResult]:
-    """Asks the judges behind URLs; yields what came of it."""
+def _skipped(says: str) -> Finding:
+    return Finding(level="skip", says=says)
+
+
+def _asked(config: RunConfig, *, elsewhere: bool) -> list[Finding]:
+    """Asks the judges behind URLs; returns what came of it."""
     if elsewhere or all(genrm.has_engine for genrm in config.genrms):
-        why = "with --elsewhere" if elsewhere else "none has api.url"
-        yield CheckResult("skip", f"no judge was asked: {why}")
-        return
-    yield from (CheckResult(level, says) for level, says in asked_judges(config))
+        return [_skipped(f"no judge was asked: {'with --elsewhere' if elsewhere else 'none has api.url'}")]
+    return asked_judges(config)
 
 
-def _samples(config: RunConfig, number: int) -> list[str]:
-    return shown_samples(config, number) if number else []
-
-
-def _ready(config: RunConfig, site: SiteConfig | None, *, elsewhere: bool) -> tuple[RunConfig, list[str]]:
+def _ready(config: RunConfig, site: SiteConfig | None, *, elsewhere: bool) -> tuple[RunConfig, list[Finding]]:
     """Returns the config as a start would have it, and mistakes."""
     try:
-        config = with_made_data(completed_config(config))
-        if site is not None:
-            config = effective_config(with_store(config, site), site, Resized())
-            template_of(site)
-    except ConfigError as error:
-        return config, _lines(error)
-    try:
+        resolved = resolve_config(config, site or NO_SITE)
+        config = resolved.config
+        config = resolved.of_attempt
+        template_of(resolved.site)
         if not elsewhere:
             check_folder(config)
-    except ConfigError as error:  # its lines belong together
-        return config, [" ".join(map(str.strip, str(error).splitlines()))]
+    except ConfigError as error:
+        return config, [*error.findings]
     return config, []
 
 
-def _shm_failures(config: RunConfig) -> list[str]:
+def _shm_failures(config: RunConfig) -> tuple[Finding, ...]:
     try:
         check_in_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     except ConfigError as error:
-        return _lines(error)
-    return []
+        return error.findings
+    return ()
 
 
-def _lines(error: ConfigError) -> list[str]:
-    lines = str(error).splitlines()
-    return [line.strip() for line in lines if line.startswith("  ")] or lines
-
-
-def _not_files(data: DataSection) -> tuple[str, ...]:
-    """Returns the beginnings of mistakes that only say that an entry did not become files, which is said."""
+def _not_files(data: DataSection) -> frozenset[str]:
+    """Returns the entries that did not become files, which is told."""
     entries = (*data.train_files, *data.val_files)
-    return tuple(f"{each}: {NO_FILE}" for each in entries if each.startswith(HUB) or glob.has_magic(each))
+    return frozenset(each for each in entries if each.startswith(HUB) or glob.has_magic(each))
 
 
 def _absent(config: RunConfig) -> Iterator[Absent]:
@@ -185,9 +166,20 @@ def _without_stores(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 
 PATHS = frozenset(
-    {"path", "model", "family", "train_files", "val_files", "media_root", "media_store", "map", "url"}
+    {
+        "path",
+        "model",
+        "family",
+        "train_files",
+        "val_files",
+        "media_root",
+        "media_store",
+        "map",
+        "url",
+        "trackers",
+    }
 )
-"""Keys whose value is a file, a folder or a URL."""
+"""Keys whose value is a file, a folder or a URL; or a tracker's name."""
 
 
 def _paths(value: Any, key: str) -> Iterator[tuple[str, str]]:
@@ -203,4 +195,4 @@ def _paths(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_path(value: str) -> bool:
-    return bool(value) and "://" not in value and not value.startswith("builtin:")
+    return bool(value) and "://" not in value and not value.startswith("builtin:") and value not in TRACKERS

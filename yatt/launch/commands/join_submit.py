@@ -13,7 +13,7 @@ from yatt.launch.attempt.join import IDLE_S, guests_part
 from yatt.launch.commands.executor import HetJob
 from yatt.launch.commands.submit import executor_for, submitting_outside_jobs
 from yatt.launch.folder.folder import open_existing
-from yatt.launch.resolve.plan import effective_config, read_job_plan
+from yatt.launch.resolve.plan import read_job_plan
 from yatt.paths import RunPaths
 
 
@@ -34,7 +34,7 @@ def submit_join(folder: Path, settings: Sequence[str], nodes: int, *, dry_run: b
         raise ConfigError(f"{paths.root} is finished: there is nothing to join.")
     plan = read_job_plan(paths)
     site = with_settings(plan.site, list(settings))
-    config = effective_config(config, plan.site, plan.resized)
+    config = plan.attempt_config(config)
     part = guests_part(config, plan, nodes)
     most = config.launch.nodes - num_trainer_nodes(config)
     if not 1 <= nodes <= most:

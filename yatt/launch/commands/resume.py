@@ -7,11 +7,11 @@ from yatt.config.site import SiteConfig
 from yatt.errors import EXIT_FINISHED
 from yatt.launch.checks.preflight import check_preflight
 from yatt.launch.commands.submit import plan_job, queue_job, say_over, show_job
-from yatt.launch.folder.changed import take_changes, with_changes
-from yatt.launch.folder.folder import open_existing
+from yatt.launch.folder.folder import open_existing, take_changes
 from yatt.launch.folder.inputs import check_inputs_of_resume
 from yatt.launch.folder.occupied import make_way
 from yatt.launch.resolve.plan import Resized
+from yatt.launch.resolve.resolved import resolve_config
 from yatt.launch.resolve.site_defaults import are_engines_here
 
 
@@ -39,16 +39,16 @@ def resume_submitted(
         ConfigError: see `submit_run`; or a key may not change.
     """
     paths, before = open_existing(folder)
-    new = with_changes(before, list(how.changes))
+    new = resolve_config(before, site, how.changes, resized)
     new.check(paths)
     if new.is_over(paths):
         return say_over(paths)
     config = new.config
     check_preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
     check_inputs_of_resume(config, paths, tells=True)
-    plan = plan_job(config, site, resized)
+    plan = plan_job(new)
     if dry_run:
         return show_job(config, plan, how.after)
     make_way(paths, take_over=how.take_over)
-    queue_job(paths, take_changes(folder, list(how.changes)), plan, after=how.after)
+    queue_job(paths, take_changes(folder, how.changes, resized).config, plan, after=how.after)
     return EXIT_FINISHED

@@ -12,6 +12,7 @@ from yatt.adapters.inputs.data_rows import has_column
 from yatt.adapters.processes.watched_trial import run_watched
 from yatt.config.load import load_as, resolved_text
 from yatt.config.sections.sft import VIDEOS, SftConfig, sft_rules
+from yatt.config.tree import files_and_arguments
 from yatt.launch.resolve.data_files import MEDIA_STORE, made_folder, made_references
 from yatt.launch.resolve.making_media import MediaMaking
 from yatt.models.folder import takes_pictures
@@ -30,9 +31,7 @@ def run_sft(file: Path, more: list[str]) -> int:
     Raises:
         ConfigError: the SFT file has a mistake; nothing was started.
     """
-    overlays = [Path(part) for part in more if "=" not in part]
-    settings = [part for part in more if "=" in part]
-    config = load_as(SftConfig, [file, *overlays], settings, sft_rules)
+    config = load_as(SftConfig, *files_and_arguments(file, more), sft_rules)
     output = Path(config.output)
     config = with_pictures(config, made_folder(config.output))
     digest = _digest(config)
@@ -64,10 +63,17 @@ def with_pictures(config: SftConfig, folder: Path) -> SftConfig:
         return config
     store = str(folder / MEDIA_STORE)
     making = MediaMaking(
-        image_key=config.image_key, video_key=VIDEOS, columns=None, root=config.media_root, store=store,
-        most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
-        storage_options=config.media.storage_options, model=config.start, video=asdict(config.media.video),
-    )  # fmt: skip
+        image_key=config.image_key,
+        video_key=VIDEOS,
+        columns=None,
+        root=config.media_root,
+        store=store,
+        most_pixels=config.media.most_pixels,
+        most_per_prompt=config.media.most_per_prompt,
+        storage_options=config.media.storage_options,
+        model=config.start,
+        video=asdict(config.media.video),
+    )
 
     def made(path: str, key: str) -> str:
         if not path or not has_column(Path(path), (config.image_key, VIDEOS)):

@@ -76,9 +76,13 @@ def of_node(paths: RunPaths, job_id: str, node: int) -> list[StackDump] | str:
         srun = srun_into(paths, job_id, node, is_a_tty=False)
         argv = [*srun, sys.executable, "-m", "yatt.cli.main", "stack", str(paths.root), "--here", "--json"]
         done = subprocess.run(
-            argv, env=environment_outside_jobs(os.environ), capture_output=True, timeout=NODE_S, check=False,
+            argv,
+            env=environment_outside_jobs(os.environ),
+            capture_output=True,
+            timeout=NODE_S,
+            check=False,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         return msgspec.convert(json.loads(done.stdout)["processes"], list[StackDump])
     except subprocess.TimeoutExpired:
         return f"srun did not answer in {NODE_S:g} s"

@@ -6,20 +6,17 @@ from pathlib import Path
 
 from yatt.adapters.node_local.local_folder import check_in_memory
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig
 from yatt.launch.attempt.attempts import Attempts
 from yatt.launch.attempt.on_this_machine import ENDING, LocalBackend
 from yatt.launch.checks.preflight import check_preflight, show_doubts
-from yatt.launch.folder.changed import take_changes, with_changes
-from yatt.launch.folder.folder import check_folder, open_existing, open_folder
+from yatt.launch.folder.folder import check_folder, open_existing, open_folder, take_changes
 from yatt.launch.folder.folder_wait import FolderWait
 from yatt.launch.folder.inputs import check_inputs_of_resume
 from yatt.launch.folder.known import remember_run
 from yatt.launch.folder.occupied import make_way
 from yatt.launch.node.device import device_of
-from yatt.launch.resolve.completed import completed_config
-from yatt.launch.resolve.data_files import with_made_data
-from yatt.launch.resolve.plan import Resized, effective_config
+from yatt.launch.resolve.plan import Resized
+from yatt.launch.resolve.resolved import resolve_config
 from yatt.obs.story.rows_seen import RowsSeen
 from yatt.obs.story.view import RunView
 from yatt.obs.terminal.console import Console
@@ -39,7 +36,7 @@ def start_run(config: RunConfig, *, take_over: bool = False) -> int:
     Raises:
         ConfigError: the user has to change something; nothing was started.
     """
-    config = with_made_data(completed_config(config))
+    config = resolve_config(config).config
     check_preflight(config)
     check_in_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     show_doubts(config)
@@ -62,16 +59,16 @@ def resume_run(
             change.
     """
     paths, before = open_existing(folder)
-    new = with_changes(before, list(changes))
+    new = resolve_config(before, changes=changes, resized=resized)
     new.check(paths)
-    config = effective_config(new.config, SiteConfig(), resized)
+    config = new.of_attempt
     check_preflight(config)
     if not new.is_over(paths):
         check_inputs_of_resume(config, paths, tells=False)
     check_in_memory(Path(config.launch.shm_dir), "launch.shm_dir")
     make_way(paths, take_over=take_over)
     remember_run(paths.root)
-    return _run(effective_config(take_changes(folder, list(changes)), SiteConfig(), resized), paths)
+    return _run(take_changes(folder, changes, resized).of_attempt, paths)
 
 
 def _run(config: RunConfig, paths: RunPaths) -> int:
@@ -80,9 +77,12 @@ def _run(config: RunConfig, paths: RunPaths) -> int:
     console = Console(view, samples=samples)
     signals: list[int] = []
     wait = FolderWait(
-        root=paths.root, limit_s=config.launch.phase_timeout_s, signals=signals, ending=ENDING,
+        root=paths.root,
+        limit_s=config.launch.phase_timeout_s,
+        signals=signals,
+        ending=ENDING,
         say=console.say,
-    )  # fmt: skip
+    )
     device = device_of(config.launch.device)
     backend = LocalBackend(config, paths, device, console.update, wait, signals)
     try:

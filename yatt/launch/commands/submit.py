@@ -33,18 +33,9 @@ from yatt.launch.folder.known import remember_run
 from yatt.launch.folder.occupied import make_way
 from yatt.launch.node.steps import step_orders
 from yatt.launch.resolve.asking import HOLD_SIGNALS, component_options, more_options, setup_lines
-from yatt.launch.resolve.completed import completed_config
-from yatt.launch.resolve.data_files import with_made_data
-from yatt.launch.resolve.plan import (
-    Component,
-    JobPlan,
-    Resized,
-    components_of,
-    effective_config,
-    job_layout,
-    write_plan,
-)
-from yatt.launch.resolve.site_defaults import are_engines_here, with_store
+from yatt.launch.resolve.plan import Component, JobPlan, components_of, job_layout, write_plan
+from yatt.launch.resolve.resolved import Resolved, resolve_config
+from yatt.launch.resolve.site_defaults import are_engines_here
 from yatt.paths import RunPaths
 
 SHOWN_ATTEMPT = 1
@@ -62,28 +53,23 @@ def submit_run(
     Raises:
         ConfigError: the run file, the site file or the cluster does not fit; nothing was queued.
     """
-    config = with_store(with_made_data(completed_config(config)), site)
+    resolved = resolve_config(config, site)
     if dry_run:
-        return show_job(config, _checked(config, site, may_lack_slurm=True), after)
-    submit_job(config, site, take_over=take_over, after=after)
+        return show_job(resolved.config, _checked(resolved, may_lack_slurm=True), after)
+    submit_job(resolved, take_over=take_over, after=after)
     return EXIT_FINISHED
 
 
-def submit_job(
-    config: RunConfig, site: SiteConfig, *, take_over: bool = False, after: str = ""
-) -> HetJob | None:
-    """Like `submit_run`; returns submitit's job, None if the run is finished.
-
-    Args:
-        config: a config returned by `completed_config` and `with_store`.
-    """
+def submit_job(resolved: Resolved, *, take_over: bool = False, after: str = "") -> HetJob | None:
+    """Like `submit_run`; returns submitit's job, None if the run is finished."""
+    config = resolved.config
     paths = check_folder(config)
     if paths.config.is_file() and run_is_finished(paths):
         say_over(paths)
         return None
     if not take_over:
         make_way(paths, take_over=False)  # before checks that take long; again after them
-    plan = _checked(config, site)
+    plan = _checked(resolved)
     make_way(paths, take_over=take_over)
     is_new = not paths.root.exists()
     return queue_job(open_folder(config, starts_now=False), config, plan, is_new=is_new, after=after)
@@ -101,9 +87,9 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     Raises:
         ConfigError: see `submit_run`.
     """
-    config = with_store(with_made_data(completed_config(config)), site)
-    name = f"yatt-{config.run.id}"
-    plan = msgspec.structs.replace(_checked(config, site), by_hand=name)
+    resolved = resolve_config(config, site)
+    config, name = resolved.config, f"yatt-{resolved.config.run.id}"
+    plan = msgspec.structs.replace(_checked(resolved), by_hand=name)
     paths = open_folder(config, starts_now=False)
     write_plan(paths, plan)
     remember_run(paths.root)
@@ -114,47 +100,45 @@ def prepare_run(config: RunConfig, site: SiteConfig) -> int:
     return 0
 
 
-def _checked(config: RunConfig, site: SiteConfig, *, may_lack_slurm: bool = False) -> JobPlan:
-    check_preflight(config, runs_here=False, engines_are_here=are_engines_here(site))
-    show_doubts(config)
-    return plan_job(config, site, Resized(), may_lack_slurm=may_lack_slurm)
+def _checked(resolved: Resolved, *, may_lack_slurm: bool = False) -> JobPlan:
+    check_preflight(resolved.config, runs_here=False, engines_are_here=are_engines_here(resolved.site))
+    show_doubts(resolved.config)
+    return plan_job(resolved, may_lack_slurm=may_lack_slurm)
 
 
-def plan_job(
-    config: RunConfig, site: SiteConfig, resized: Resized, *, may_lack_slurm: bool = False
-) -> JobPlan:
+def plan_job(resolved: Resolved, *, may_lack_slurm: bool = False) -> JobPlan:
     """Returns the job plan, after checking that the cluster can run it.
 
     Args:
         may_lack_slurm: where no controller answers, the plan is for a cluster that starts heterogeneous jobs,
             and a note says that nothing of the cluster was checked.
     """
-    wanted = effective_config(config, site, resized)
+    wanted, site = resolved.of_attempt, resolved.site
     template_of(site)  # report a bad template before anything is created
     snapshot = take_snapshot(Slurm())
     if may_lack_slurm and snapshot.config is None:
         sys.stderr.write("yatt: note: no Slurm controller answers here: nothing of the cluster was checked\n")
-        return _plan(site, resized, job_layout(wanted, site, can_het=True))
+        return _plan(resolved, job_layout(wanted, site, can_het=True))
     found = findings_about(snapshot, site, demands_of(wanted))
     found += folder_findings(site, wanted, nodes=snapshot.nodes)
     found += [*findings_here(site), *variable_findings(site, wanted, os.environ)]
     if faults := [finding for finding in found if finding.level == "fail"]:
-        listed = "\n".join(f"  {f.about}: {f.what} {f.cure}" for f in faults)
-        raise ConfigError(f"nothing was queued:\n{listed}")
+        raise ConfigError(heading="nothing was queued:", findings=faults)
     for finding in found:
         if finding.level == "warn":
-            sys.stderr.write(f"yatt: warning: {finding.about}: {finding.what} {finding.cure}\n")
-    return _plan(site, resized, job_layout(wanted, site, can_het=starts_het_jobs(snapshot.config or {})))
+            sys.stderr.write(f"yatt: warning: {finding.in_words()}\n")
+    return _plan(resolved, job_layout(wanted, site, can_het=starts_het_jobs(snapshot.config or {})))
 
 
-def _plan(site: SiteConfig, resized: Resized, layout: str) -> JobPlan:
-    return JobPlan(submission=secrets.token_hex(4), layout=layout, site=site, resized=resized)
+def _plan(resolved: Resolved, layout: str) -> JobPlan:
+    made = secrets.token_hex(4)
+    return JobPlan(submission=made, layout=layout, site=resolved.site, resized=resolved.resized)
 
 
 def executor_of(paths: RunPaths, config: RunConfig, plan: JobPlan, after: str = "") -> HetExecutor:
     """Returns submitit's executor for the plan; `after` as in `submit_run`."""
     site = plan.site
-    parts = components_of(effective_config(config, site, plan.resized), site, plan.layout)
+    parts = components_of(plan.attempt_config(config), site, plan.layout)
     names = {"job_name": f"yatt-{paths.root.name}", "comment": str(paths.root)}
     executor = executor_for(paths, site, "run", parts, requeue=site.requeue != "chain", **names)
     if after:
@@ -174,9 +158,12 @@ def executor_for(
     """
     executor = HetExecutor(paths, work, [_asked_of(part, site) for part in parts], site, requeue=requeue)
     shared: dict[str, Any] = {
-        "time": site.time_limit_min, "setup": [HOLD_SIGNALS, *setup_lines(site)],
-        "signal_delay_s": site.signal_lead_s, "stderr_to_stdout": True, **names,
-    }  # fmt: skip
+        "time": site.time_limit_min,
+        "setup": [HOLD_SIGNALS, *setup_lines(site)],
+        "signal_delay_s": site.signal_lead_s,
+        "stderr_to_stdout": True,
+        **names,
+    }
     executor.update_parameters(wckey=None, **shared)
     return executor
 
@@ -253,7 +240,7 @@ def submitting_outside_jobs() -> Iterator[None]:
 def show_job(config: RunConfig, plan: JobPlan, after: str) -> int:
     """Prints everything that submitting would create, and creates nothing."""
     paths = RunPaths(Path(config.run.dir))
-    wanted = effective_config(config, plan.site, plan.resized)
+    wanted = plan.attempt_config(config)
     parts = components_of(wanted, plan.site, plan.layout)
     lines = ["# ---- the batch script", executor_of(paths, config, plan, after).text().rstrip()]
     lines += [

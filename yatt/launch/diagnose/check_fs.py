@@ -137,9 +137,10 @@ def _node() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="check_fs", description="Test a shared folder: exclusive creates, renames, visibility delay.",
+        prog="check_fs",
+        description="Test a shared folder: exclusive creates, renames, visibility delay.",
         epilog="Between nodes: srun -N2 --ntasks-per-node=1 python tools/check_fs.py FOLDER",
-    )  # fmt: skip
+    )
     parser.add_argument("folder", type=Path, help="existing folder on the filesystem to test")
     parser.add_argument(
         "--processes",

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from yatt.adapters.files.shared_folder import Report
 from yatt.adapters.node_local.local_folder import MEMORY, SHARED, mount_of as mount_of
+from yatt.errors import Finding
 from yatt.forecast.memory.fit import shm_fault
 from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
-from yatt.launch.diagnose.records import Finding, fail, ok, warn
+from yatt.launch.diagnose.records import fail, ok, warn
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
 LITTLE_BYTES = 1 << 30
@@ -83,9 +84,9 @@ def shm_findings(folder: Folder, held: int, *, is_one_machine: bool) -> Iterator
     """
     if held and folder.size_bytes and not folder.problem:
         if held > folder.size_bytes:
-            what, cure = shm_fault("a node of the run", held, folder.size_bytes)
-            level = fail if is_one_machine else warn
-            yield level(folder.key, what.replace("which", f"and {folder.path} on this machine"), cure)
+            where = f"and {folder.path} on this machine"
+            what, cure = shm_fault("a node of the run", held, folder.size_bytes, where)
+            yield (fail if is_one_machine else warn)(folder.key, what, cure)
         else:
             yield ok(folder.key, f"a node of the run holds {held / 2**30:.1f} GiB in {folder.path}.")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm.slurm import Fields, expand_node_list, is_up, node_gpus_by_type
 from yatt.config.site import ComponentSection, SiteConfig, site_component
+from yatt.errors import Finding
 from yatt.launch.diagnose.partitions import partition_of
-from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
+from yatt.launch.diagnose.records import Demand, fail, ok, warn
 
 
 def node_findings(

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm.slurm import Fields, seconds_of
 from yatt.config.site import ComponentSection, SiteConfig, site_component
-from yatt.launch.diagnose.records import Finding, fail, ok, warn
+from yatt.errors import Finding
+from yatt.launch.diagnose.records import fail, ok, warn
 from yatt.launch.diagnose.settings import duration_s, setting_words
 
 PREEMPTION_CLASS = ("PreemptMode", "PriorityTier", "GraceTime")

@@ -93,9 +93,16 @@ def _batch(meeting: Path) -> int:
     parts, site = (order.component,), order.site
     allocation = allocation_of(os.environ, parts)
     argv = [
-        *srun_line(parts, 0, site, allocation), python_of(site), "-P", "-m", "yatt.launch.diagnose.probe",
-        "task", str(meeting), "--granted", f"{allocation.cpus.get(order.component.name, 0)}",
-    ]  # fmt: skip
+        *srun_line(parts, 0, site, allocation),
+        python_of(site),
+        "-P",
+        "-m",
+        "yatt.launch.diagnose.probe",
+        "task",
+        str(meeting),
+        "--granted",
+        f"{allocation.cpus.get(order.component.name, 0)}",
+    ]
     return subprocess.run(argv, env=step_environment(site, os.environ), check=False).returncode
 
 

@@ -1,39 +1,24 @@
 """Data types of `yatt diagnose`: findings, a run's requirements, and the state of the cluster."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from yatt.adapters.slurm.slurm import Fields
-
-Level = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    level: Level
-    about: str
-    """Name of the check, in a word or two."""
-
-    what: str
-    cure: str = ""
-    """The change to make; empty if none is needed."""
+from yatt.errors import Finding
 
 
 def ok(about: str, what: str) -> Finding:
     """Returns a finding without a problem."""
-    return Finding("ok", about, what)
+    return Finding(level="ok", key=about, says=what)
 
 
 def warn(about: str, what: str, cure: str) -> Finding:
     """Returns a finding that does not stop a job."""
-    return Finding("warn", about, what, cure)
+    return Finding(level="warn", key=about, says=what, cure=cure)
 
 
 def fail(about: str, what: str, cure: str) -> Finding:
     """Returns a finding with which a job would be refused, wait forever or be lost."""
-    return Finding("fail", about, what, cure)
+    return Finding(level="fail", key=about, says=what, cure=cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

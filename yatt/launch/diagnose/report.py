@@ -11,14 +11,13 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from yatt.adapters.slurm.slurm import Fields, Slurm, keeps_accounts
 from yatt.config.check import node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
 from yatt.config.site import COMPONENTS, SiteConfig
-from yatt.errors import DeadlineExceeded
+from yatt.errors import DeadlineExceeded, Finding
 from yatt.launch.checks.planned_memory import held_in_shm
 from yatt.launch.diagnose.check_fs import measure_folder
 from yatt.launch.diagnose.folders import (
@@ -30,7 +29,7 @@ from yatt.launch.diagnose.folders import (
 )
 from yatt.launch.diagnose.nodes import node_findings
 from yatt.launch.diagnose.partitions import partition_findings
-from yatt.launch.diagnose.records import Demand, Finding, Snapshot, UserLimits, fail, ok, warn
+from yatt.launch.diagnose.records import Demand, Snapshot, UserLimits, fail, ok, warn
 from yatt.launch.diagnose.settings import settings_findings
 from yatt.launch.diagnose.trial import try_nodes
 from yatt.launch.diagnose.trial_findings import trial_findings
@@ -194,13 +193,14 @@ def _commands(snapshot: Snapshot) -> Finding:
 
 def _json(found: list[Finding]) -> str:
     worst = next((level for level in ("fail", "warn") if any(f.level == level for f in found)), "ok")
-    return json.dumps({"worst": worst, "findings": [asdict(finding) for finding in found]}) + "\n"
+    listed = [{"level": f.level, "key": f.key, "says": f.says, "cure": f.cure} for f in found]
+    return json.dumps({"worst": worst, "findings": listed}) + "\n"
 
 
 def _lines(found: list[Finding]) -> str:
     lines = []
     for finding in found:
-        lines.append(f"{finding.level:<5}{finding.about}: {finding.what}")
+        lines.append(f"{finding.level:<5}{finding.key}: {finding.says}")
         if finding.cure:
             lines.append(f"     -> {finding.cure}")
     counts = ", ".join(f"{sum(f.level == level for f in found)} {level}" for level in ("ok", "warn", "fail"))

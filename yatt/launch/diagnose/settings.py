@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm.slurm import Fields, keeps_accounts, seconds_of
 from yatt.config.site import SiteConfig
-from yatt.launch.diagnose.records import Finding, Snapshot, fail, ok, warn
+from yatt.errors import Finding
+from yatt.launch.diagnose.records import Snapshot, fail, ok, warn
 
 OLDEST, OLDEST_TRIED = (20, 11), (22, 5)
 SHORT_KILL_S = 10.0

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from yatt.config.site import SiteConfig, site_component
+from yatt.errors import Finding
 from yatt.forecast.memory.fit import shm_fault
 from yatt.launch.diagnose.check_fs import LATE_S, lateness_s, missing_guarantees
 from yatt.launch.diagnose.probe import NodeFacts
-from yatt.launch.diagnose.records import Demand, Finding, fail, ok, warn
+from yatt.launch.diagnose.records import Demand, fail, ok, warn
 from yatt.launch.diagnose.trial import Trial
 from yatt.launch.diagnose.versions import version_findings
 
@@ -19,9 +20,10 @@ def trial_findings(trial: Trial, site: SiteConfig, demand: Demand) -> Iterator[F
     if not trial.facts:
         return
     before = [
-        finding for facts in trial.facts
+        finding
+        for facts in trial.facts
         for finding in (*_of_node(facts, site, demand), *_of_memory(facts, demand))
-    ]  # fmt: skip
+    ]
     yield from before
     if len(trial.facts) < demand.nodes:
         what = f"{demand.nodes - len(trial.facts)} of {demand.nodes} nodes wrote no report to the folder."

@@ -8,12 +8,21 @@ from collections.abc import Iterator
 
 from yatt.adapters.slurm.slurm import Fields, Slurm, seconds_of
 from yatt.config.site import SiteConfig, site_component
-from yatt.launch.diagnose.records import Demand, Finding, UserLimits, ok, warn
+from yatt.errors import Finding
+from yatt.launch.diagnose.records import Demand, UserLimits, ok, warn
 from yatt.launch.diagnose.settings import setting_words, starts_het_jobs
 
 ASSOCIATION = (
-    "Cluster", "Partition", "Account", "DefaultQOS", "QOS", "MaxJobs", "MaxSubmit", "MaxTRES", "MaxWall",
-)  # fmt: skip
+    "Cluster",
+    "Partition",
+    "Account",
+    "DefaultQOS",
+    "QOS",
+    "MaxJobs",
+    "MaxSubmit",
+    "MaxTRES",
+    "MaxWall",
+)
 QOS = ("Name", "MaxJobsPU", "MaxSubmitPU", "MaxTRES", "MaxTRESPU", "MaxWall")
 ENFORCING = {"limits", "safe", "all"}
 NORMAL = "normal"
@@ -73,9 +82,10 @@ def _association(limits: UserLimits, config: Fields, site: SiteConfig) -> Fields
     """The association that a job has on this cluster; None if that is not known: of several accounts without
     a chosen one, or of several partitions."""
     mine = [
-        row for row in limits.associations or ()
+        row
+        for row in limits.associations or ()
         if row["Cluster"] == config.get("ClusterName") and row["Account"] == (site.account or row["Account"])
-    ]  # fmt: skip
+    ]
     return mine[0] if len(mine) == 1 and not mine[0]["Partition"] else None
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from yatt.config.schema import RunConfig
 from yatt.config.site import SiteConfig, step_environment
 from yatt.core.attempts.trainer_environment import contrary_variables
-from yatt.launch.diagnose.records import Finding, fail, warn
+from yatt.errors import Finding
+from yatt.launch.diagnose.records import fail, warn
 
 
 def variable_findings(site: SiteConfig, config: RunConfig, env: Mapping[str, str]) -> Iterator[Finding]:

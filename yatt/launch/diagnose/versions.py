@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from yatt.config.site import SiteConfig
-from yatt.launch.diagnose.records import Finding, ok, warn
+from yatt.errors import Finding
+from yatt.launch.diagnose.records import ok, warn
 from yatt.launch.folder.installed_versions import TESTED, Installed, versions_here
 from yatt.launch.node.steps import python_of
 

@@ -87,6 +87,8 @@ def await_committed(
 def _committed(
     config: RunConfig, root: Path, since_s: dict[str, float] | None = None, *, begins: bool = False
 ) -> int:
+    if not config.trains:
+        return 0
     limit_s = config.launch.phase_timeout_s
     store = FileFaults(open_run_store(config, root), store_limit_s=limit_s, since_s=since_s)
     if begins and store_owner(store) == config.run.id:

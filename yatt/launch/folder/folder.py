@@ -5,6 +5,7 @@ import os
 import pwd
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from yatt.core.attempts.checkpoint_names import MOST_ATTEMPTS
 from yatt.errors import CheckpointsMissing, ConfigError, StoreUnreachable, YattError
 from yatt.launch.folder.folder_wait import FolderWait
 from yatt.launch.resolve.completed import config_of_run
+from yatt.launch.resolve.plan import Resized
+from yatt.launch.resolve.resolved import Resolved, resolve_config
 from yatt.paths import RunPaths
 
 TRUSTED = "YATT_TRUSTED_OWNERS"
@@ -71,7 +74,8 @@ def open_folder(config: RunConfig, *, starts_now: bool = True) -> RunPaths:
         _compare(config_of_run(paths), config, paths.root)
     seal_config(paths)
     try:
-        _claim_store(config, paths, starts_now=starts_now)
+        if config.trains:
+            _claim_store(config, paths, starts_now=starts_now)
     except YattError as error:
         if is_new:  # else it would refuse the next try with a corrected config
             shutil.rmtree(paths.root)
@@ -99,17 +103,17 @@ def _refuse_strangers_folder(paths: RunPaths) -> None:
         _refuse_parent(paths.root)
         return
     if not paths.root.is_dir():
-        raise ConfigError(f"run.dir: {paths.root} is not a folder. Write another one.")
+        raise ConfigError(f"{paths.root} is not a folder. Write another one.", key="run.dir")
     try:
         holds = next(iter(sorted(os.listdir(paths.root))), None)
     except OSError as error:
-        raise ConfigError(
-            f"run.dir: {paths.root} cannot be read ({error.strerror}). Write another one."
-        ) from error
+        says = f"{paths.root} cannot be read ({error.strerror}). Write another one."
+        raise ConfigError(says, key="run.dir") from error
     if holds is not None:
         raise ConfigError(
-            f"run.dir: {paths.root} is not a run folder and is not empty (it contains '{holds}'). Write a "
-            f"new folder, for example {paths.root / 'run'}; nothing was changed."
+            f"{paths.root} is not a run folder and is not empty (it contains '{holds}'). Write a new "
+            f"folder, for example {paths.root / 'run'}; nothing was changed.",
+            key="run.dir",
         )
 
 
@@ -122,8 +126,9 @@ def _refuse_parent(root: Path) -> None:
     parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"run.dir: {root}: cannot be used as a folder of the run: {parent} is no folder that you may "
-            "write to. Write another one."
+            f"{root}: cannot be used as a folder of the run: {parent} is no folder that you may write to. "
+            "Write another one.",
+            key="run.dir",
         )
 
 
@@ -159,8 +164,9 @@ def take_over(store: Store, config: RunConfig, paths: RunPaths) -> None:
     url, newest = store_url(config, paths.root), Checkpoints(store, 0).newest_attempt()
     if newest > MOST_ATTEMPTS:
         raise ConfigError(
-            f"checkpoint.url: {url} has a record of attempt {newest}, which no run has made. Remove it from "
-            "the store's `adopted` or `manifests`, or name another place."
+            f"{url} has a record of attempt {newest}, which no run has made. Remove it from the store's "
+            "`adopted` or `manifests`, or name another place.",
+            key="checkpoint.url",
         )
     if (before := take_hold(store, paths, config.run.id)) is not None:
         sys.stderr.write(
@@ -194,6 +200,19 @@ def open_existing(folder: Path, *, runs_functions: bool = True) -> tuple[RunPath
     return paths, config
 
 
+def take_changes(folder: Path, changes: Sequence[str], resized: Resized) -> Resolved:
+    """Reads the run's config again, because another resume may have changed it, and records the changes.
+    Nothing of the run may be active.
+
+    Raises:
+        ConfigError, OSError: see `resolve_config` and `Resolved.record`.
+    """
+    paths, config = open_existing(folder)
+    new = resolve_config(config, changes=changes, resized=resized)
+    new.record(paths)
+    return new
+
+
 def refuse_strangers_run(paths: RunPaths) -> None:
     """A run's functions run as whoever goes on with it, and its folder says where they are.
 
@@ -224,11 +243,11 @@ def _compare(before: RunConfig, now: RunConfig, root: Path) -> None:
             "wrote run.id yourself, remove it, or write another run.dir."
         )
     if listed:
-        lines = "\n".join(f"  {change.in_words()}" for change in listed)
+        lines = ";\n".join(f"  {change.in_words()}" for change in listed)
         is_possible = all(is_allowed(change, deterministic=before.run.deterministic) for change in listed)
         command = f"yatt resume {root}{' KEY=VALUE' if is_possible else ''}"
         raise ConfigError(
-            f"{root} contains a run with another config:\n{lines}\nA run keeps the config that it was "
+            f"{root} contains a run with another config:\n{lines}.\nA run keeps the config that it was "
             f"started with: resume it with `{command}`. For a new run, write another run.dir."
         )
 

@@ -56,9 +56,12 @@ class FolderWait:
 
         try:
             until_answered(
-                lambda: results.append(_tried(step)), errors=(_NotNow,), limit_s=self.limit_s, say=say,
+                lambda: results.append(_tried(step)),
+                errors=(_NotNow,),
+                limit_s=self.limit_s,
+                say=say,
                 is_told=lambda: self._num_told() > (self.num_heeded if has_waited else num_told),
-            )  # fmt: skip
+            )
         except (_NotNow, TimeoutError, OSError) as error:
             raise FolderUnreachable(
                 f"the run folder {self.root} cannot be used ({error or 'no answer'}). Make sure that it "

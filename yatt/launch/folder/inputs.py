@@ -40,9 +40,12 @@ def inputs_now(
     found: dict[str, str] = {}
     try:
         until_answered(
-            partial(add_input_digests, config, found), errors=(), limit_s=LIMIT_S, is_told=is_told,
+            partial(add_input_digests, config, found),
+            errors=(),
+            limit_s=LIMIT_S,
+            is_told=is_told,
             say=lambda _: say("reading the files of models and functions takes long"),
-        )  # fmt: skip
+        )
     except TimeoutError:
         say(f"not all models and functions could be compared with earlier ones within {LIMIT_S:g} s")
     return dict(found)

@@ -106,9 +106,12 @@ def shown_job(paths: RunPaths, job_id: str, found: list[Fields]) -> JobView:
         return replace(view, why=why)
     state = merged_state(found)
     view = JobView(
-        job_id=job_id, state=state, components=tuple(map(_component, found)),
-        why=_why(job_id, state, found[0]), restarts=int(found[0].get("Restarts", "0")),
-    )  # fmt: skip
+        job_id=job_id,
+        state=state,
+        components=tuple(map(_component, found)),
+        why=_why(job_id, state, found[0]),
+        restarts=int(found[0].get("Restarts", "0")),
+    )
     return view if view.why else replace(view, why=_never_began(paths, view, found[0]))
 
 

@@ -53,9 +53,10 @@ def make_way(paths: RunPaths, *, take_over: bool, slurm: Slurm | None = None) ->
     if not found.where:
         return
     if not take_over:
+        how = "." if paths.evaluation.exists() else ", or add --take-over: the run then saves and stops."
         raise AlreadyGoing(
             f"{found.where} already; see `yatt status {paths.root}`. Nothing was started. Stop it with "
-            f"`yatt cancel {paths.root}`, or add --take-over: the run then saves and stops first."
+            f"`yatt cancel {paths.root}`{how}"
         )
     sys.stdout.write(f"{found.where}: taking over\n")
     _wait_for_end(paths, slurm, found)

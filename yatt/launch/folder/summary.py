@@ -35,9 +35,9 @@ class Summary:
         self.job: JobView = job_view(paths, Slurm(limit_s=PERSON_S))
         fields: dict[str, Any] = view.summary()
         state, why = state_in_words(paths, fields["state"], self.job)
-        fields |= {"state": state, "why": why, "attempt": newest_attempt(paths)}
+        fields |= {"state": state, "why": why, "attempt": newest_attempt(paths), "kind": config.run.kind}
         if state not in LIVELY:
-            fields |= {"holders": {}, "workers": {}, "eta_s": None}
+            fields |= {"holders": {}, "workers": {}, "eta_s": None, "uploading": 0}
         self.limit: Limit | None = limit_of(view.rows)
         fields["limit"] = self.limit and asdict(self.limit)
         fields["changes"] = [asdict(changed) for changed in changes_of(paths)]

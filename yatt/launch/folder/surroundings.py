@@ -27,9 +27,12 @@ def describe_machine(device: str, gpus: Path = GPUS) -> dict[str, Any]:
     versions |= {name: each for name, each in (("cuda", found.cuda), ("driver", found.driver)) if each}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "versions": versions, "processor": _processor(), "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1), "gpus": {} if device == "cpu" else _gpus(gpus),
-    }  # fmt: skip
+        "versions": versions,
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
+        "gpus": {} if device == "cpu" else _gpus(gpus),
+    }
 
 
 def _processor() -> str:

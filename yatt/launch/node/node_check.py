@@ -101,9 +101,12 @@ class NodeCheck:
 
     def _look(self) -> None:
         looks: tuple[tuple[str, Callable[[], Iterator[Unfit]]], ...] = (
-            ("its folders", self._folders), ("its memory", self._memory), ("its network", self._network),
-            ("its GPUs", self._gpus), ("node_check.command", self._command),
-        )  # fmt: skip
+            ("its folders", self._folders),
+            ("its memory", self._memory),
+            ("its network", self._network),
+            ("its GPUs", self._gpus),
+            ("node_check.command", self._command),
+        )
         for self._at, look in looks:
             if self._is_over:
                 return

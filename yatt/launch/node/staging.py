@@ -72,9 +72,15 @@ def python_of_copy(copy: Path, env: Mapping[str, str]) -> str:
     python = root / "bin" / Path(sys.executable).name
     try:
         done = subprocess.run(
-            [python, "-P", "-c", _TRIAL], env=dict(env), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=TRIAL_S, check=False,
-        )  # fmt: skip
+            [python, "-P", "-c", _TRIAL],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TRIAL_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnusableEnvironment(f"its {python.name} cannot be run: {error}") from error
     if done.returncode or done.stdout.strip() != os.path.abspath(root):

@@ -169,6 +169,44 @@ def _run() -> int:
 
 
 @dataclass(slots=True)
+class _Ending:
+    """What tells a step to end: signals, which it passes on to its controller, and the run's stop request."""
+
+    paths: RunPaths
+    attempt: int
+    is_guest: bool
+    controller: "subprocess.Popen[bytes] | None" = None
+    death: BatchDeath | None = None
+    is_told: bool = False
+    is_stopped: bool = False
+    looked_s: float = 0.0
+
+    def received(self, number: int, _frame: object) -> None:
+        """Handles a signal."""
+        self.is_told = True
+        if self.controller is not None:
+            self.controller.send_signal(signal.SIGUSR1 if self.is_guest else number)
+        if number == signal.SIGTERM and self.death is not None:
+            self.death.look_into()
+
+    def began(self, controller: "subprocess.Popen[bytes]") -> None:
+        """Passes signals on to this controller from now on, also one that came while it was being started."""
+        self.controller = controller
+        if self.is_told:
+            controller.send_signal(signal.SIGUSR1 if self.is_guest else signal.SIGTERM)
+
+    def is_near(self) -> bool:
+        """Whether a signal (received or blocked) or a stop request in the run folder ends this step."""
+        if self.is_told or signal.sigpending() & {*HELD}:
+            return True
+        if clock.monotonic_s() - self.looked_s > STOP_LOOK_S:
+            self.looked_s = clock.monotonic_s()
+            with contextlib.suppress(OSError):
+                self.is_stopped = bool(record_of_attempt(self.paths, self.attempt, STOP))
+        return self.is_stopped
+
+
+@dataclass(slots=True)
 class _Step:
     """The part of one node in an attempt."""
 
@@ -176,15 +214,14 @@ class _Step:
     attempt: int
     node: int
     absent: str
-    controller: "subprocess.Popen[bytes] | None" = None
-    death: BatchDeath | None = None
-    staging: Staging | None = None
-    is_told: bool = False
-    is_stopped: bool = False
-    looked_s: float = 0.0
-    is_engine_node: bool = False
     life: int = 1
     is_guest: bool = False
+    is_engine_node: bool = False
+    staging: Staging | None = None
+    ending: _Ending = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ending = _Ending(self.paths, self.attempt, self.is_guest)
 
     def run(self) -> int:
         """Checks the node, then runs its controller to its end; returns the exit code."""
@@ -193,8 +230,8 @@ class _Step:
             site = _waited_for(partial(read_job_plan, self.paths)).site
             environment = step_environment(site, {**_names_of(site), **os.environ})
             if self.node in _WITNESSES and not self.is_guest:
-                self.death = _batch_death(self.paths, self.attempt, site, log)
-            signal.signal(signal.SIGTERM, self._received)
+                self.ending.death = _batch_death(self.paths, self.attempt, site, log)
+            signal.signal(signal.SIGTERM, self.ending.received)
             config = _waited_for(partial(load_attempt, self.paths, self.attempt))
             self.is_engine_node = self.node >= num_trainer_nodes(config)
             check = self._check(config, site, environment)
@@ -203,7 +240,7 @@ class _Step:
                 return self._refused(log, unfit.why, unfit.exit_code, {"unfit": unfit.why})
             device = device_of(check.device)
             argv = self._controller(site, device)
-            self.staging = Staging(site.stage, environment, partial(_say_in, log), self._is_stopping)
+            self.staging = Staging(site.stage, environment, partial(_say_in, log), self.ending.is_near)
             if self.staging.is_wanted:
                 self._note({"device": device})  # the node passed the check; report that before the copying
                 argv[0] = self._stage(
@@ -213,7 +250,7 @@ class _Step:
             return self._refused(log, str(error), exit_code_of(error), {})
         except OSError as error:  # no route to the first node
             return self._refused(log, str(error), EXIT_FAILED, {})
-        if not self.is_told:
+        if not self.ending.is_told:
             return self._run_to_its_end(argv, environment, log)
         self._note({"ended": EXIT_WILL_CONTINUE})
         self._close()
@@ -243,15 +280,14 @@ class _Step:
         owns_orphans = adopt_orphans()
         about = {"device": argv[argv.index("--device") + 1]}
         lives = Lives(life=self.life, began_s=clock.monotonic_s())
-        next_life = NextLife(self.paths, self.attempt, self.node, lambda: self.is_told)
+        next_life = NextLife(self.paths, self.attempt, self.node, lambda: self.ending.is_told)
         while True:
             signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # until the controller handles them
             life = [*argv, "--life", str(lives.life)]
-            controller = self.controller = _waited_for(partial(spawn, life, env=environment, log=log))
-            if self.is_told:  # the signal came while the controller was being started
-                controller.send_signal(signal.SIGUSR1 if self.is_guest else signal.SIGTERM)
+            controller = _waited_for(partial(spawn, life, env=environment, log=log))
+            self.ending.began(controller)
             for number in HELD:
-                signal.signal(number, self._received)
+                signal.signal(number, self.ending.received)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
             self._note({"pid": controller.pid, "life": lives.life, **about})
             code = controller.wait()
@@ -286,28 +322,11 @@ class _Step:
                 staging.say(f"the copies are not used, because they cannot be recorded: {error}")
         return staging.local_python()  # after the models: one that is not unpacked in time begins anew
 
-    def _is_stopping(self) -> bool:
-        """Whether a signal (received or blocked) or a stop request in the run folder ends this step."""
-        if self.is_told or signal.sigpending() & {*HELD}:
-            return True
-        if clock.monotonic_s() - self.looked_s > STOP_LOOK_S:
-            self.looked_s = clock.monotonic_s()
-            with contextlib.suppress(OSError):
-                self.is_stopped = bool(record_of_attempt(self.paths, self.attempt, STOP))
-        return self.is_stopped
-
     def _close(self) -> None:
         if self.staging is not None:
             self.staging.close()
-        if self.death is not None:
-            self.death.wait()
-
-    def _received(self, number: int, _frame: object) -> None:
-        self.is_told = True
-        if self.controller is not None:
-            self.controller.send_signal(signal.SIGUSR1 if self.is_guest else number)
-        if number == signal.SIGTERM and self.death is not None:
-            self.death.look_into()
+        if self.ending.death is not None:
+            self.ending.death.wait()
 
     def _note(self, content: dict[str, Any]) -> None:
         """Writes this node's record. If that fails, the controller goes on: the launcher sees its end by

@@ -23,9 +23,14 @@ class StepOrder:
 
 
 def step_orders(
-    components: tuple[Component, ...], site: SiteConfig, allocation: Allocation | None,
-    paths: RunPaths, *, attempt: int, absent: frozenset[int] = frozenset(),
-) -> list[StepOrder]:  # fmt: skip
+    components: tuple[Component, ...],
+    site: SiteConfig,
+    allocation: Allocation | None,
+    paths: RunPaths,
+    *,
+    attempt: int,
+    absent: frozenset[int] = frozenset(),
+) -> list[StepOrder]:
     """Returns the attempt's steps.
 
     Args:
@@ -47,9 +52,12 @@ def step_orders(
 
 
 def tidying_steps(
-    components: tuple[Component, ...], site: SiteConfig, allocation: Allocation,
-    indexes: frozenset[int], folders: Sequence[str],
-) -> list[tuple[str, ...]]:  # fmt: skip
+    components: tuple[Component, ...],
+    site: SiteConfig,
+    allocation: Allocation,
+    indexes: frozenset[int],
+    folders: Sequence[str],
+) -> list[tuple[str, ...]]:
     """Returns commands that remove what dead processes left in these folders of these nodes."""
     every = frozenset(index for part in components for index in part.indexes)
     program = (python_of(site), "-P", "-m", "yatt.launch.node.tidy", *dict.fromkeys(folders))
@@ -76,9 +84,12 @@ def guest_step(
 
 
 def srun_line(
-    components: tuple[Component, ...], number: int, site: SiteConfig, allocation: Allocation | None,
+    components: tuple[Component, ...],
+    number: int,
+    site: SiteConfig,
+    allocation: Allocation | None,
     absent: frozenset[int] = frozenset(),
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """Returns the srun part of one component's step: one task per node, with all resources of the job there.
 
     Args:
@@ -103,10 +114,21 @@ def _srun(part: Component, group: int, nodes: int, is_het: bool, site: SiteConfi
     gpus = (f"--gpus-per-node={part.gpus_per_node}",) if part.gpus_per_node else ()
     no_kill = ("--no-kill",) if keeps_job(site) else ()
     return (
-        "srun", "--overlap", *((f"--het-group={group}",) if is_het else ()), f"--nodes={nodes}",
-        f"--ntasks={nodes}", "--ntasks-per-node=1", *gpus, *no_kill, "--kill-on-bad-exit=0", "--wait=0",
-        "--unbuffered", "--input=none", "--export=ALL", "--mpi=none",
-    )  # fmt: skip
+        "srun",
+        "--overlap",
+        *((f"--het-group={group}",) if is_het else ()),
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        *gpus,
+        *no_kill,
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+        "--export=ALL",
+        "--mpi=none",
+    )
 
 
 def _cpus(part: Component, site: SiteConfig, allocation: Allocation | None) -> tuple[str, ...]:
@@ -152,7 +174,16 @@ def _controller(
     indexes: tuple[int, ...], paths: RunPaths, site: SiteConfig, attempt: int, absent: frozenset[int]
 ) -> tuple[str, ...]:
     return (
-        python_of(site), "-P", "-m", "yatt.launch.node.step",
-        "--run", str(paths.root), "--attempt", str(attempt),
-        "--indexes", ",".join(map(str, indexes)), "--absent", ",".join(map(str, sorted(absent))),
-    )  # fmt: skip
+        python_of(site),
+        "-P",
+        "-m",
+        "yatt.launch.node.step",
+        "--run",
+        str(paths.root),
+        "--attempt",
+        str(attempt),
+        "--indexes",
+        ",".join(map(str, indexes)),
+        "--absent",
+        ",".join(map(str, sorted(absent))),
+    )

@@ -100,13 +100,11 @@ def config_of_run(paths: RunPaths) -> RunConfig:
     try:
         found = load_run(paths)
     except ConfigError as error:
-        raise ConfigError(
-            f"run.dir: {paths.root} has a config.yaml that is not a run's; write another folder. {error}"
-        ) from error
+        says = f"{paths.root} has a config.yaml that is not a run's; write another folder. {error}"
+        raise ConfigError(says, key="run.dir") from error
     if Path(found.run.dir) != paths.root:
-        raise ConfigError(
-            f"run.dir: {paths.root} has the config.yaml of the run {found.run.dir}; write another folder."
-        )
+        says = f"{paths.root} has the config.yaml of the run {found.run.dir}; write another folder."
+        raise ConfigError(says, key="run.dir")
     return found
 
 

@@ -33,7 +33,7 @@ from yatt.errors import ConfigError
 from yatt.launch.resolve.fetched import read_fetched
 from yatt.launch.resolve.making_data import unfinished_name
 from yatt.launch.resolve.making_media import MediaMaking
-from yatt.models.folder import takes_pictures
+from yatt.models.folder import missing_config, takes_pictures
 from yatt.paths import RunPaths
 
 HUB = "hf:"
@@ -59,14 +59,14 @@ def with_files(config: RunConfig) -> RunConfig:
 def _files_of(entry: str, key: str) -> list[str]:
     if entry.startswith(HUB):
         if not _HUB_ENTRY.fullmatch(entry):
-            raise ConfigError(f"{key}: {entry}: write {FORM}.")
+            raise ConfigError(f"{entry}: write {FORM}.", key=key)
         return [entry]
     path = str(Path(entry).expanduser().absolute())
     if not glob.has_magic(path) or Path(path).exists():
         return [path]
     if found := [each for each in sorted(glob.glob(path, recursive=True)) if not Path(each).is_dir()]:
         return found
-    raise ConfigError(f"{key}: no file fits the pattern {path}.")
+    raise ConfigError(f"no file fits the pattern {path}.", key=key, missing=path)
 
 
 def _with_entries(config: RunConfig, made: Callable[[str, str], list[str]]) -> RunConfig:
@@ -85,15 +85,17 @@ def _with_entries(config: RunConfig, made: Callable[[str, str], list[str]]) -> R
         for path in train[entry]:
             if weights.setdefault(path, weight) != weight:
                 raise ConfigError(
-                    f"data.weights: {path} has the weights {weights[path]:g} and {weight:g}, by two entries "
-                    "of data.train_files; write one weight."
+                    f"{path} has the weights {weights[path]:g} and {weight:g}, by two entries of "
+                    "data.train_files; write one weight.",
+                    key="data.weights",
                 )
     held_out = (path for entry in data.val_files for path in made(entry, "data.val_files"))
     section = replace(
-        data, weights=weights,
+        data,
+        weights=weights,
         train_files=tuple(dict.fromkeys(path for paths in train.values() for path in paths)),
         val_files=tuple(dict.fromkeys(held_out)),
-    )  # fmt: skip
+    )
     return replace(config, data=section)
 
 
@@ -131,7 +133,11 @@ def with_made_data(config: RunConfig, folder: Path | None = None, earlier: Seque
     """
     sees = takes_pictures(config.model.path)
     if config.environment.images and not sees:
-        raise ConfigError(f"environment.images: {config.model.path} takes no pictures; remove it.")
+        raise ConfigError(
+            f"{config.model.path} takes no pictures; remove it.",
+            key="environment.images",
+            missing=missing_config(config.model.path),
+        )
     if not sees and not needs_making(config.data):
         return config
     folder = folder or made_folder(config.run.dir)
@@ -185,7 +191,10 @@ def _fetched(folder: Path, of_run: frozenset[str], limit_s: float, entry: str, k
         return [str(folder / kept[0])]
     arguments = [parts["repository"] or parts["folder"], parts["revision"] or "", parts["config"] or ""]
     sys.stderr.write(f"yatt: fetching {entry}, unless it is there ({key})\n")
-    _make("fetch", [entry, *arguments, parts["split"]], stem, f"{key}: {entry}", limit_s)
+    try:
+        _make("fetch", [entry, *arguments, parts["split"]], stem, f"{key}: {entry}", limit_s)
+    except ConfigError as error:
+        raise error.with_each(lambda found: replace(found, missing=entry)) from error.__cause__
     found = read_fetched(stem)
     sys.stderr.write(f"yatt: {key}: {entry} is {found.in_words()}\n")
     return [str(found.path)]
@@ -198,12 +207,17 @@ def _with_references(made: _Made, config: RunConfig, source: str, key: str) -> l
         return [source]
     columns = None if data.map else called_columns(config)
     making = MediaMaking(
-        image_key=data.image_key, video_key=data.video_key,
-        columns=None if columns is None else sorted(columns), root=data.media_root, store=data.media_store,
-        most_pixels=config.media.most_pixels, most_per_prompt=config.media.most_per_prompt,
-        storage_options=config.media.storage_options, model=config.model.path,
+        image_key=data.image_key,
+        video_key=data.video_key,
+        columns=None if columns is None else sorted(columns),
+        root=data.media_root,
+        store=data.media_store,
+        most_pixels=config.media.most_pixels,
+        most_per_prompt=config.media.most_per_prompt,
+        storage_options=config.media.storage_options,
+        model=config.model.path,
         video=asdict(config.media.video),
-    )  # fmt: skip
+    )
     is_new = not RunPaths(Path(config.run.dir).expanduser()).config.is_file()  # pictures may have changed
     limit_s = config.launch.phase_timeout_s
     return [made_references(making, source, made.folder, key, limit_s, is_anew=is_new)]
@@ -222,7 +236,8 @@ def made_references(
         ConfigError: it cannot be made; names the first places.
     """
     if making.root and is_folder(making.root) and not Path(making.root).is_dir():
-        raise ConfigError(f"data.media_root: there is no folder {making.root}; correct the path.")
+        says = f"there is no folder {making.root}; correct the path."
+        raise ConfigError(says, key="data.media_root", missing=making.root)
     asked = json.dumps(asdict(making))
     with opened_data(Path(source)) as rows:
         made_from = hashlib.file_digest(rows, "sha256")
@@ -246,7 +261,9 @@ def _mapped(made: _Made, config: RunConfig, source: str, key: str) -> list[str]:
         for file in imported_files(path):
             made_from.update(hashlib.sha256(file.read_bytes()).digest())
     except OSError as error:
-        raise ConfigError(f"data.map: {error.filename} cannot be read ({error.strerror}).") from error
+        gone = error.filename if isinstance(error, FileNotFoundError | NotADirectoryError) else ""
+        says = f"{error.filename} cannot be read ({error.strerror})."
+        raise ConfigError(says, key="data.map", missing=gone) from error
     target = made.folder / f"mapped-{Path(source).stem[:40]}-{made_from.hexdigest()[:16]}.jsonl"
     if not target.is_file():
         sys.stderr.write(f"yatt: making {target} (data.map: {path})\n")

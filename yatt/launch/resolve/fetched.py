@@ -46,9 +46,11 @@ def fetched_before(stem: Path) -> Fetched | None:
     try:
         known = json.loads(data or b"{}")
         found = Fetched(
-            path=stem.with_name(Path(known["path"]).name), entry=str(known["entry"]),
-            commit=str(known["commit"]), unasked=str(known.get("unasked", "")),
-        )  # fmt: skip
+            path=stem.with_name(Path(known["path"]).name),
+            entry=str(known["entry"]),
+            commit=str(known["commit"]),
+            unasked=str(known.get("unasked", "")),
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return found if found.path.is_file() else None

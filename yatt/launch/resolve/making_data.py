@@ -116,7 +116,7 @@ def _download(entry: str, repository: str, commit: str, config: str, split: str,
 def _map(source: str, path: str, name: str, target: Path) -> None:
     function = getattr(load_module(Path(path), "data.map"), name, None)
     if not callable(function):
-        raise ConfigError(f"data.map_function: {path} has no function {name!r}.")
+        raise ConfigError(f"{path} has no function {name!r}.", key="data.map_function")
     count = 0
     with target.open("x", encoding="utf-8") as file:
         for raw, place in raw_rows(Path(source)):
@@ -126,7 +126,7 @@ def _map(source: str, path: str, name: str, target: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     if not count:
-        raise ConfigError(f"data.map: {name} of {path} left out every row of {source}.")
+        raise ConfigError(f"{name} of {path} left out every row of {source}.", key="data.map")
 
 
 def _rows_of(
@@ -136,14 +136,12 @@ def _rows_of(
         found = function(raw)
     except BaseException as error:  # a user's function can raise anything
         where = where_raised(error, Path(path))
-        raise ConfigError(f"data.map: {where}: {name} failed on {place}: {words_of(error)}") from error
+        raise ConfigError(f"{where}: {name} failed on {place}: {words_of(error)}", key="data.map") from error
     for row in () if found is None else found if isinstance(found, list) else [found]:
         if not isinstance(row, dict):
             kind = type(row).__name__
-            raise ConfigError(
-                f"data.map: {name} of {path} returned {kind} for {place}; return a dict, a list of them, or "
-                "None."
-            )
+            says = f"{name} of {path} returned {kind} for {place}; return a dict, a list of them, or None."
+            raise ConfigError(says, key="data.map")
         yield row
 
 
@@ -153,9 +151,8 @@ def _encoded(row: dict[str, Any], place: str, path: str, name: str) -> str:
         text.encode()  # no lone surrogates
         return text
     except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"data.map: {name} of {path} returned for {place} what JSON does not have: {error}."
-        ) from error
+        says = f"{name} of {path} returned for {place} what JSON does not have: {error}."
+        raise ConfigError(says, key="data.map") from error
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from yatt.adapters.inputs.data_rows import raw_rows
 from yatt.adapters.inputs.media import store_picture
 from yatt.adapters.inputs.media_head import MediaRefused, head_by_parts, refuse_pixels
 from yatt.adapters.inputs.parquet_rows import parquet_batches, without_dictionaries
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 from yatt.launch.resolve.making_videos import VideoReferences
 from yatt.launch.resolve.media_entries import RowFault, entry_parts, named_source
 from yatt.media.fetch import MediaSources
@@ -75,7 +75,7 @@ def write_with_references(source: Path, making: MediaMaking, target: Path) -> No
         file.flush()
         os.fsync(file.fileno())
     if faults:
-        raise ConfigError(_listed(faults))
+        raise _mistake_of(faults)
 
 
 def _write_lines(source: Path, making: MediaMaking, file: BinaryIO, faults: list[RowFault]) -> None:
@@ -152,17 +152,17 @@ def _with_references(
         maker.close()
 
 
-def _listed(faults: list[RowFault]) -> str:
-    """The first faults of each kind, in one message."""
+def _mistake_of(faults: list[RowFault]) -> ConfigError:
+    """The first faults of each kind."""
     kinds = Counter[str]()
-    shown = []
+    shown = list[Finding]()
     for fault in faults:
         kinds[fault.kind] += 1
         if kinds[fault.kind] <= SHOWN_FAULTS:
-            shown.append(str(fault))
-    left = len(faults) - len(shown)
-    more = f"\n  and {left} more like these" if left else ""
-    return f"{len(faults)} rows have pictures that cannot be used:\n  " + "\n  ".join(shown) + more
+            shown.append(Finding(says=str(fault)))
+    if left := len(faults) - len(shown):
+        shown.append(Finding(says=f"and {left} more like these"))
+    return ConfigError(heading=f"{len(faults)} rows have pictures that cannot be used:", findings=shown)
 
 
 class _References:

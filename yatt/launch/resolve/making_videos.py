@@ -48,9 +48,13 @@ class VideoReferences:
     """
 
     def __init__(
-        self, sources: MediaSources, picture: Callable[[Any, str], dict[str, Any]], root: str, store: str,
+        self,
+        sources: MediaSources,
+        picture: Callable[[Any, str], dict[str, Any]],
+        root: str,
+        store: str,
         most_pixels: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sources, self._picture, self._root, self._store = sources, picture, root, store
         self._most_pixels, self._heads = most_pixels, HeadProcesses(most_pixels)
         self._room = threading.Semaphore(_MOST_LOADED)
@@ -123,15 +127,22 @@ class VideoReferences:
         sizes = [(each["width"], each["height"]) for each in found]
         if odd := next((index for index, size in enumerate(sizes) if size != sizes[0]), 0):
             (width, height), first = sizes[odd], f"{sizes[0][0]} x {sizes[0][1]}"
-            raise RowFault(place, f"has frames of different sizes: number {odd + 1} has {width} x {height} "
-                                  f"pixels, the first one {first}")  # fmt: skip
+            raise RowFault(
+                place,
+                f"has frames of different sizes: number {odd + 1} has {width} x {height} "
+                f"pixels, the first one {first}",
+            )
         named = tuple(NamedFrame(each["path"], each["sha256"]) for each in found)
         content = msgspec.json.encode(FrameList(fps=fps, frames=named))
         width, height = sizes[0]
         return {
-            "path": "", "sha256": store_content(content, self._store), "width": width, "height": height,
-            "num_frames": len(found), "fps": fps,
-        }  # fmt: skip
+            "path": "",
+            "sha256": store_content(content, self._store),
+            "width": width,
+            "height": height,
+            "num_frames": len(found),
+            "fps": fps,
+        }
 
 
 def _frames_of(entry: Any) -> Sequence[Any] | None:

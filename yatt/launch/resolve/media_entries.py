@@ -94,7 +94,7 @@ def named_source(path: str, root: str, sources: MediaSources) -> Iterator[tuple[
         raise MediaRefused(f"cannot be read ({error.strerror})") from None
     except StoreUnreachable as error:
         away = OSError(errno.EHOSTUNREACH, str(error)) if error.is_passing else None
-        raise ConfigError(f"data.media_root: {root} cannot be read: {error}") from away
+        raise ConfigError(f"{root} cannot be read: {error}", key="data.media_root") from away
 
 
 def _below_root(path: str, root: str) -> str:

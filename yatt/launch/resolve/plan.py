@@ -10,7 +10,7 @@ import msgspec
 from yatt.adapters.files.files import read_record, write_atomically
 from yatt.config.check import broken_relations, node_gpus, num_trainer_nodes
 from yatt.config.schema import RunConfig
-from yatt.config.site import SiteConfig
+from yatt.config.site import SiteConfig, site_component
 from yatt.errors import ConfigError
 from yatt.paths import RunPaths
 
@@ -54,6 +54,14 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     resized: Resized = Resized()
     by_hand: str = ""
 
+    def attempt_config(self, config: RunConfig) -> RunConfig:
+        """Returns the config of this start's attempts; `config` is the run's.
+
+        Raises:
+            ConfigError: the run's sizes do not fit on its nodes.
+        """
+        return effective_config(config, self.site, self.resized)
+
 
 def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Component, ...]:
     """Returns the job's components: one with all nodes if `layout` is flat, else one per kind of node."""
@@ -64,14 +72,16 @@ def components_of(config: RunConfig, site: SiteConfig, layout: str) -> tuple[Com
         return (Component(name=TRAINER_PART, first=0, nodes=nodes, gpus_per_node=gpus[0]),)
     return (
         Component(name=TRAINER_PART, first=0, nodes=trainers, gpus_per_node=gpus[0]),
-        Component(
-            name=ENGINES_PART, first=trainers, nodes=nodes - trainers, gpus_per_node=gpus[trainers]
-        ),
-    )  # fmt: skip
+        Component(name=ENGINES_PART, first=trainers, nodes=nodes - trainers, gpus_per_node=gpus[trainers]),
+    )
 
 
 def job_layout(config: RunConfig, site: SiteConfig, *, can_het: bool) -> str:
     """Returns the job's layout, het or flat.
+
+    A heterogeneous job whose first component has one node is requeued by Slurm as soon as it notices that
+    any of its nodes is dead, also with --no-kill (24.11). So one trainer node is in a flat job with the
+    others, if they ask for the same.
 
     Args:
         can_het: whether the cluster starts heterogeneous jobs.
@@ -89,7 +99,15 @@ def job_layout(config: RunConfig, site: SiteConfig, *, can_het: bool) -> str:
         raise ConfigError(
             "site layout: het, but only sched/backfill starts heterogeneous jobs; write auto or flat."
         )
+    if site.layout == "auto" and num_trainer_nodes(config) == 1 and _ask_alike(config, site):
+        return "flat"
     return "het" if differ and can_het and site.layout != "flat" else "flat"
+
+
+def _ask_alike(config: RunConfig, site: SiteConfig) -> bool:
+    """Whether trainer nodes and engine nodes ask Slurm for the same."""
+    gpus = {each.gpus_per_node for each in components_of(config, site, "het")}
+    return len(gpus) == 1 and site_component(site, TRAINER_PART) == site_component(site, ENGINES_PART)
 
 
 def write_plan(paths: RunPaths, plan: JobPlan) -> None:
@@ -130,6 +148,5 @@ def effective_config(config: RunConfig, site: SiteConfig, resized: Resized) -> R
         place = replace(place, trainer_nodes=resized.trainer_nodes)
     changed = replace(config, launch=launch, placement=place)
     if faults := broken_relations(changed):
-        listed = "\n".join(f"  {key}: {says}" for key, says in faults)
-        raise ConfigError(f"the run cannot continue on {launch.nodes} nodes:\n{listed}")
+        raise ConfigError(heading=f"the run cannot continue on {launch.nodes} nodes:", findings=faults)
     return changed

@@ -1,1 +1,1 @@
-"""Models that take pictures: their tower, and how they write pictures into prompts."""
+"""How models write pictures and videos into prompts: tokens, sizes, files of the processor."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError
+from yatt.models.config_types import refused_model
 from yatt.models.folder import CONFIG, decoder_config
 from yatt.plain_files import read_json_object
 
@@ -27,9 +28,9 @@ def read_processor(folder: Path, key: str = "patch_size") -> tuple[Path, dict[st
         settings = found.get("image_processor", found) if found else None
         if isinstance(settings, dict) and key in settings:
             return folder / name, settings
-    raise ConfigError(
-        f"model.path: {folder} takes pictures, but has no {' or '.join(PROCESSOR_FILES)} with a {key}; "
-        "copy the model's folder with its processor."
+    raise refused_model(
+        f"{folder} takes pictures, but has no {' or '.join(PROCESSOR_FILES)} with a {key}; copy the model's "
+        "folder with its processor."
     )
 
 

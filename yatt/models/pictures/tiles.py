@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from yatt.errors import ConfigError
+from yatt.models.config_types import refused_model
 from yatt.models.folder import CONFIG
 from yatt.models.pictures.processor_files import read_processor, refuse_beyond, whole_number
-from yatt.models.pictures.tiled import MERGE, tile_size
+from yatt.models.towers.tiled import MERGE, tile_size
 from yatt.plain_files import read_json_object
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -104,8 +104,8 @@ def read_tiles(folder: Path, config: dict[str, Any], min_pixels: int, max_pixels
     tile, patch = tile_size(config.get("vision_config"))
     sizes = processor["size"]
     if not isinstance(sizes, dict) or [sizes.get("height"), sizes.get("width")] != [tile, tile]:
-        raise ConfigError(
-            f"model.path: {file} says size={sizes!r}; it needs the height and width of a tile, {tile} "
+        raise refused_model(
+            f"{file} says size={sizes!r}; it needs the height and width of a tile, {tile} "
             "(vision_config.image_size)."
         )
     least = -(-min_pixels // tile**2) or whole_number({"min_patches": 1, **processor}, "min_patches", file)
@@ -116,9 +116,14 @@ def read_tiles(folder: Path, config: dict[str, Any], min_pixels: int, max_pixels
     begin, end = _ids_around(folder)
     refuse_beyond(folder, config, {"image_token_id": image, "<img>": begin, "</img>": end})
     return TileTokens(
-        image_token_id=image, begin_id=begin, end_id=end, patch=patch, tile=tile,
-        min_tiles=min(least, MOST_TILES), max_tiles=min(max(most, least, 1), MOST_TILES),
-    )  # fmt: skip
+        image_token_id=image,
+        begin_id=begin,
+        end_id=end,
+        patch=patch,
+        tile=tile,
+        min_tiles=min(least, MOST_TILES),
+        max_tiles=min(max(most, least, 1), MOST_TILES),
+    )
 
 
 def _ids_around(folder: Path) -> tuple[int, int]:
@@ -137,9 +142,9 @@ def _ids_around(folder: Path) -> tuple[int, int]:
         name = names.get(key, usual)
         number = known.get(name) if isinstance(name, str) else None
         if type(number) is not int:
-            raise ConfigError(
-                f"model.path: {folder / TOKENIZER} has no added token {name!r}, which stands around pictures "
-                f"({key} of {TOKENIZER_CONFIG}); copy the model's folder with its tokenizer."
+            raise refused_model(
+                f"{folder / TOKENIZER} has no added token {name!r}, which stands around pictures ({key} of "
+                f"{TOKENIZER_CONFIG}); copy the model's folder with its tokenizer."
             )
         found.append(number)
     return found[0], found[1]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from yatt.errors import ConfigError
+from yatt.models.config_types import refused_model
 from yatt.models.families import FAMILIES
 from yatt.models.folder import CONFIG
 from yatt.models.pictures.processor_files import MOST_NUMBER, read_processor, refuse_beyond, whole_number
@@ -103,14 +103,14 @@ def pixel_scale(folder: str) -> PixelScale:
     mean, deviation = (_colours(processor, key, file) for key in ("image_mean", "image_std"))
     factor = processor.get("rescale_factor", 1 / 255)
     if not _is_positive(factor) or not all(map(_is_positive, deviation)):
-        raise ConfigError(f"model.path: {file}: rescale_factor and image_std need numbers above 0.")
+        raise refused_model(f"{file}: rescale_factor and image_std need numbers above 0.")
     return PixelScale(float(factor), mean, deviation)
 
 
 def _colours(processor: dict[str, Any], key: str, file: Path) -> tuple[float, float, float]:
     found = processor.get(key)
     if not isinstance(found, list) or len(found) != 3 or not all(map(_is_finite, found)):
-        raise ConfigError(f"model.path: {file}: {key} needs three numbers, red, green and blue.")
+        raise refused_model(f"{file}: {key} needs three numbers, red, green and blue.")
     return float(found[0]), float(found[1]), float(found[2])
 
 
@@ -134,13 +134,12 @@ def picture_tokens(folder: str, min_pixels: int = 0, max_pixels: int = 0) -> Fam
         OSError: a transient error.
     """
     if (config := read_json_object(Path(folder) / CONFIG)) is None:
-        raise ConfigError(f"model.path: {folder} has no {CONFIG}; name a Hugging Face model folder.")
+        raise refused_model(f"{folder} has no {CONFIG}; name a Hugging Face model folder.")
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or (kind := family.tower) is None:
         known = ", ".join(each.model_type for each in FAMILIES.values() if each.tower)
-        raise ConfigError(
-            f"model.path: {folder}: pictures are taken by models of the types {known}, not "
-            f"{config.get('model_type')!r}."
+        raise refused_model(
+            f"{folder}: pictures are taken by models of the types {known}, not {config.get('model_type')!r}."
         )
     if kind.has_tiles:
         return read_tiles(Path(folder), config, min_pixels, max_pixels)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from yatt.errors import ConfigError
+from yatt.models.config_types import refused_model
 from yatt.models.families import FAMILIES
 from yatt.models.folder import CONFIG
 from yatt.models.pictures.processor_files import MOST_NUMBER, PROCESSOR_FILES
 from yatt.models.pictures.tokens import MOST_RATIO, PatchTokens, pixel_scale, unlimited_tokens
-from yatt.models.pictures.tower import QWEN3
+from yatt.models.towers.tower import QWEN3
 from yatt.plain_files import read_json_object
 from yatt.records.episode import MediaRef
 
@@ -144,9 +145,7 @@ def video_tokens(
     kind = config.get("model_type")
     if (family := FAMILIES.get(str(kind))) is None or family.tower is not QWEN3:
         known = ", ".join(each.model_type for each in FAMILIES.values() if each.tower is QWEN3)
-        raise ConfigError(
-            f"model.path: {folder}: videos are taken by models of the types {known}, not {kind!r}."
-        )
+        raise refused_model(f"{folder}: videos are taken by models of the types {known}, not {kind!r}.")
     pictures = unlimited_tokens(folder)
     assert isinstance(pictures, PatchTokens), "a family without tiles"
     begin, _, end = pictures.mark_ids
@@ -171,10 +170,15 @@ def video_tokens(
     if type(least) is not int or not 1 <= least <= MOST_FRAMES:
         raise ConfigError(f"{file}: min_frames is {least!r}; it needs a whole number of 1 or more.")
     return VideoTokens(
-        mark_ids=(begin, token, end), fps=fps, min_frames=least, max_frames=max_frames,
-        min_pixels=limits["min_pixels"], max_pixels=limits["max_pixels"],
-        patch=pictures.patch, merge=pictures.merge,
-    )  # fmt: skip
+        mark_ids=(begin, token, end),
+        fps=fps,
+        min_frames=least,
+        max_frames=max_frames,
+        min_pixels=limits["min_pixels"],
+        max_pixels=limits["max_pixels"],
+        patch=pictures.patch,
+        merge=pictures.merge,
+    )
 
 
 def _video_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -197,10 +201,15 @@ def _refuse_other_settings(folder: str, file: Path, settings: dict[str, Any], pa
         return
     scale = pixel_scale(folder)
     wanted: dict[str, Any] = {
-        "patch_size": patch, "merge_size": merge, "temporal_patch_size": PAIR, "resample": 3,
-        "image_mean": list(scale.mean), "image_std": list(scale.deviation), "rescale_factor": scale.factor,
+        "patch_size": patch,
+        "merge_size": merge,
+        "temporal_patch_size": PAIR,
+        "resample": 3,
+        "image_mean": list(scale.mean),
+        "image_std": list(scale.deviation),
+        "rescale_factor": scale.factor,
         "cap_pixels_per_frame": False,
-    }  # fmt: skip
+    }
     for key, value in wanted.items():
         found = settings.get(key)
         if found is not None and found != value:

@@ -7,8 +7,10 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
+from markupsafe import Markup
+
+from yatt.obs.page.page_file import as_html
 from yatt.obs.story.words import short_number
 
 MAX_DOTS = 80
@@ -85,9 +87,14 @@ def smoothed_points(points: Sequence[tuple[float, float]]) -> tuple[tuple[float,
 
 
 def line_chart(
-    series: Sequence[Series], *, title: str, size: tuple[int, int], label: str = "", has_dots: bool = True,
+    series: Sequence[Series],
+    *,
+    title: str,
+    size: tuple[int, int],
+    label: str = "",
+    has_dots: bool = True,
     x_title: str = "iteration",
-) -> str:  # fmt: skip
+) -> Markup:
     """Returns an SVG of all series, with a legend if there are several. A long series that is marked by dots
     is faint, below its moving mean.
 
@@ -100,7 +107,7 @@ def line_chart(
     width, height = size
     drawn = [line for line in series if line.points]
     if not drawn:
-        return f'<p class="none">{escape(title)}: no values yet.</p>'
+        return Markup(f'<p class="none">{as_html(title)}: no values yet.</p>')
     several = len(drawn) > 1 or drawn[0].on_right
     rows = 0 if not several else math.ceil(len(drawn) / _columns(width))
     top, bottom, left = 12 + 18 * rows, height - 36, 46
@@ -109,12 +116,12 @@ def line_chart(
     xs = axis_over((x for line in drawn for x, _ in line.points), from_px=left, to_px=right, pad=0.02)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(label or title, quote=True)}">'
+        f'aria-label="{as_html(label or title)}">'
     ]
     for place, text in (change for line in drawn for change in line.changes.items()):
         x = f"{xs.at(place):.1f}"
         line = f'<line class="change" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
-        parts.append(f"<g><title>{escape(text)}</title>{line}</g>")
+        parts.append(f"<g><title>{as_html(text)}</title>{line}</g>")
     for is_right in (False, True):
         lines = [line for line in drawn if line.on_right is is_right]
         if lines:
@@ -122,7 +129,7 @@ def line_chart(
             parts.append(_grid(ys, left, right, is_right=is_right))
             parts += [_line(line, xs, ys, has_dots=has_dots) for line in lines]
     parts += [_x_axis(xs, bottom, x_title), _legend(drawn, width) if several else "", "</svg>"]
-    return "".join(parts)
+    return Markup("".join(parts))
 
 
 def _round_step(raw: float) -> float:
@@ -151,7 +158,7 @@ def _x_axis(xs: Axis, bottom: float, title: str) -> str:
     )
     middle = (xs.from_px + xs.to_px) / 2
     named = (
-        f'<text class="tick" x="{middle:.0f}" y="{bottom + 31}" text-anchor="middle">{escape(title)}</text>'
+        f'<text class="tick" x="{middle:.0f}" y="{bottom + 31}" text-anchor="middle">{as_html(title)}</text>'
     )
     return f'<line class="axis" x1="{xs.from_px}" x2="{xs.to_px}" y1="{bottom}" y2="{bottom}"/>{ticks}{named}'
 
@@ -167,7 +174,7 @@ def _line(line: Series, xs: Axis, ys: Axis, *, has_dots: bool) -> str:
         return path
     dots = (
         f'<circle class="dot {line.colour}" cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="2.6">'
-        f"<title>{escape(line.name)}, iteration {x:.0f}: {short_number(y)}</title></circle>"
+        f"<title>{as_html(line.name)}, iteration {x:.0f}: {short_number(y)}</title></circle>"
         for x, y in line.points
     )
     return path + "".join(dots)
@@ -190,6 +197,6 @@ def _legend(lines: Sequence[Series], width: int) -> str:
         side = " (right axis)" if line.on_right else ""
         parts.append(
             f'<line class="line {line.colour}" x1="{x:.0f}" x2="{x + 20:.0f}" y1="{y}" y2="{y}"{dash}/>'
-            f'<text class="key" x="{x + 26:.0f}" y="{y + 4}">{escape(line.name + side)}</text>'
+            f'<text class="key" x="{x + 26:.0f}" y="{y + 4}">{as_html(line.name + side)}</text>'
         )
     return "".join(parts)

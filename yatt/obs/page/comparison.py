@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from yatt.adapters.files.lines import read_records
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.config.changing import changed_keys
@@ -13,8 +15,7 @@ from yatt.config.schema import RunConfig
 from yatt.obs.metrics import STEP, as_row
 from yatt.obs.page.charts import Series, line_chart
 from yatt.obs.page.curves import COLOURS, REWARD, SMALL, VALIDATION, Row, values_of
-from yatt.obs.page.page_file import whole_page, write_page
-from yatt.obs.page.parts import as_html
+from yatt.obs.page.page_file import render_page, write_page
 from yatt.paths import RunPaths
 
 MOST_RUNS = len(COLOURS)
@@ -60,35 +61,28 @@ def unique_names(folders: Sequence[Path]) -> list[str]:
 
 def comparison_page(runs: Sequence[ComparedRun]) -> str:
     """Returns the page's HTML text."""
-    body = (
-        f"<h1>{len(runs)} runs</h1>{_figures(runs)}<h2>Curves</h2>{_charts(runs)}"
-        f"<h2>Keys that differ</h2>{_differences(runs)}"
+    validations = sorted(
+        {key for run in runs for row in run.rows for key in row if key.startswith(VALIDATION)}
     )
-    return whole_page(f"{len(runs)} runs: yatt report", body)
-
-
-def _figures(runs: Sequence[ComparedRun]) -> str:
-    keys = [
-        REWARD,
-        *sorted({key for run in runs for row in run.rows for key in row if key.startswith(VALIDATION)}),
+    keys = [REWARD, *validations, "timing_s/step", "perf/throughput"]
+    shown = [
+        {
+            "name": run.name,
+            "colour": colour,
+            "done": max((int(row[STEP]) for row in run.rows), default=0),
+            "total": run.config.trainer.total_iterations,
+            "cells": [_final(run.rows, key) for key in keys],
+        }
+        for run, colour in zip(runs, COLOURS, strict=False)
     ]
-    keys += ["timing_s/step", "perf/throughput"]
-    head = "".join(f'<th class="n">{as_html(key.removeprefix(VALIDATION))}</th>' for key in keys)
-    lines = []
-    for run, colour in zip(runs, COLOURS, strict=False):
-        cells = "".join(f'<td class="n">{_final(run.rows, key)}</td>' for key in keys)
-        done = max((int(row[STEP]) for row in run.rows), default=0)
-        mark = (
-            f'<svg class="key" viewBox="0 0 20 8"><line class="line {colour}" x2="20" y1="4" y2="4"/></svg>'
-        )
-        total = run.config.trainer.total_iterations
-        lines.append(
-            f'<tr><td>{mark}{as_html(run.name)}</td><td class="n">{done} of {total}</td>{cells}</tr>'
-        )
-    return (
-        f'<div class="card"><table><tr><th>run</th><th class="n">iterations</th>{head}</tr>'
-        f"{''.join(lines)}</table>"
-        f'<p class="soft">Means of the newest {FINAL} iterations that have the figure.</p></div>'
+    return render_page(
+        "comparison.html.j2",
+        f"{len(runs)} runs: yatt report",
+        runs=shown,
+        newest=FINAL,
+        figures=[key.removeprefix(VALIDATION) for key in keys],
+        charts=_charts(runs, validations),
+        differences=_differences(runs),
     )
 
 
@@ -97,10 +91,7 @@ def _final(rows: Sequence[Row], key: str) -> str:
     return f"{sum(values) / len(values):.4g}" if values else ""
 
 
-def _charts(runs: Sequence[ComparedRun]) -> str:
-    validations = sorted(
-        {key for run in runs for row in run.rows for key in row if key.startswith(VALIDATION)}
-    )
+def _charts(runs: Sequence[ComparedRun], validations: Sequence[str]) -> list[tuple[str, Markup]]:
     drawn = [("Reward (training)", REWARD)]
     drawn += [(f"Validation {key.removeprefix(VALIDATION)}", key) for key in validations]
     drawn += [
@@ -108,7 +99,7 @@ def _charts(runs: Sequence[ComparedRun]) -> str:
         for title, names in SMALL
         for name, key in names
     ]
-    cards = []
+    charts = []
     for title, key in drawn:
         series = [
             Series(
@@ -119,28 +110,14 @@ def _charts(runs: Sequence[ComparedRun]) -> str:
             for run, c in zip(runs, COLOURS, strict=False)
         ]
         if any(y for line in series for _, y in line.points):
-            chart = line_chart(series, title=title, size=(560, 280))
-            cards.append(f'<div class="card"><h3>{as_html(title)}</h3>{chart}</div>')
-    return (
-        f'<div class="grid-halves">{"".join(cards)}</div>'
-        if cards
-        else '<p class="none">No iteration yet.</p>'
-    )
+            charts.append((title, line_chart(series, title=title, size=(560, 280))))
+    return charts
 
 
-def _differences(runs: Sequence[ComparedRun]) -> str:
+def _differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[Any]]]:
     first = runs[0].config
     keys = dict.fromkeys(change.key for run in runs[1:] for change in changed_keys(first, run.config))
-    keys = {key: None for key in keys if key not in NO_DIFFERENCE}
-    if not keys:
-        return '<p class="none">None: the runs differ in folder and id only.</p>'
-    head = "".join(f"<th>{as_html(run.name)}</th>" for run in runs)
-    lines = []
-    for key in keys:
-        cells = "".join(f'<td class="wrap">{as_html(_value(run.config, key))}</td>' for run in runs)
-        lines.append(f"<tr><td><code>{as_html(key)}</code></td>{cells}</tr>")
-    table = f'<table class="differences"><tr><th>key</th>{head}</tr>{"".join(lines)}</table>'
-    return f'<div class="card">{table}</div>'
+    return [(key, [_value(run.config, key) for run in runs]) for key in keys if key not in NO_DIFFERENCE]
 
 
 def _value(config: RunConfig, key: str) -> Any:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from yatt.obs.metrics import CHANGED_INPUTS, STEP, is_validation
 from yatt.obs.page.charts import Series, finite_points, line_chart
 
@@ -49,7 +51,7 @@ def values_of(rows: Sequence[Row], key: str) -> tuple[tuple[float, float], ...]:
     )
 
 
-def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> str:
+def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> Markup:
     """Draws reward and validation in one chart; validation gets its own axis if its scale differs. Where
     completions are given, draws their loss and that of held-out ones.
 
@@ -68,11 +70,14 @@ def reward_chart(rows: Sequence[Row], size: tuple[int, int] = (1180, 340)) -> st
     series = [Series(name="reward (training)", points=reward, colour="c1", changes=input_change_lines(rows))]
     series += [
         Series(
-            name=f"validation {key.removeprefix(VALIDATION)}", points=points, dashed=True, on_right=apart,
+            name=f"validation {key.removeprefix(VALIDATION)}",
+            points=points,
+            dashed=True,
+            on_right=apart,
             colour=COLOURS[1 + index % (len(COLOURS) - 1)],
         )
         for index, (key, points) in enumerate(curves.items())
-    ]  # fmt: skip
+    ]
     return line_chart(series, title="Reward and validation", size=size)
 
 
@@ -86,7 +91,7 @@ def input_change_lines(rows: Sequence[Row]) -> dict[float, str]:
     }
 
 
-def small_charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def small_charts(rows: Sequence[Row]) -> list[tuple[str, Markup]]:
     """Returns title and SVG of the other curves that have values."""
     trained = [row for row in rows if row[STEP]]
     charts = []

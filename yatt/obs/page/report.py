@@ -10,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from yatt.adapters.files.lines import make_ready, read_records
 from yatt.adapters.run_folder import ledger
 from yatt.adapters.run_folder.ledger import Attempt, run_is_finished
@@ -18,15 +20,13 @@ from yatt.config.check import node_gpus
 from yatt.config.load import config_hash, load_attempt, without_secrets
 from yatt.config.origin import annotated_yaml, origins_of_run
 from yatt.config.schema import RunConfig
-from yatt.core.figures.alarms import FLAT_GROUPS
 from yatt.core.figures.goodput import Now, attempt_gpu_seconds, goodput_share, running_share
 from yatt.core.figures.limiting import limit_of
 from yatt.errors import EXIT_FINISHED, EXIT_WILL_CONTINUE, ConfigError
 from yatt.obs.metrics import STEP, amount_in, as_row
 from yatt.obs.page import parts
 from yatt.obs.page.curves import LOSS, REWARD, reward_chart, small_charts, verdict_on_curves
-from yatt.obs.page.page_file import whole_page, write_page
-from yatt.obs.page.parts import as_html
+from yatt.obs.page.page_file import render_page, render_part, write_page
 from yatt.obs.page.slabs_part import slabs_part
 from yatt.obs.page.thumbnails import MakeThumbnails, Thumbnails
 from yatt.obs.samples import as_sample
@@ -47,58 +47,32 @@ NARROW = (400, 260)
 """Pixels of the large chart on a narrow screen."""
 
 MAX_CONFIG = 60_000
-FLAT_ITERATIONS = 10
-MANY_FLAT = 0.5
-"""Share of flat groups from which the report explains them as a problem."""
+PIECE = 2000
+"""Characters of the config that are shown as one value."""
 
 
-def settings_part(config: RunConfig, attempts: Sequence[Attempt]) -> str:
+def settings_part(config: RunConfig, attempts: Sequence[Attempt]) -> Markup:
     """Returns the keys that differ from their defaults, and software and hardware of the newest attempt."""
     config = without_secrets(config)
     text = annotated_yaml(config, origins_of_run(config), only_written=True)
     lines = "\n".join(line.partition("  # ")[0].rstrip() for line in text.splitlines())[:MAX_CONFIG]
-    keys = (
-        f"<details open><summary>Keys that are not defaults</summary><pre>{shown_all(lines)}</pre></details>"
-    )
+    pieces = [lines[at : at + PIECE] for at in range(0, len(lines), PIECE)]  # each is not truncated
     about = next((a.started["surroundings"] for a in reversed(attempts) if "surroundings" in a.started), None)
-    return f'<div class="card">{keys}{_machine(about) if isinstance(about, dict) else ""}</div>'
+    return render_part("settings", pieces, _machine(about) if isinstance(about, dict) else [])
 
 
-def shown_all(text: str) -> str:
-    """Returns text as HTML, in pieces that are not truncated."""
-    return "".join(as_html(text[at : at + 2000]) for at in range(0, len(text), 2000))
-
-
-def _machine(about: Mapping[str, Any]) -> str:
+def _machine(about: Mapping[str, Any]) -> list[tuple[str, Any]]:
     versions = about.get("versions")
     named = versions.items() if isinstance(versions, dict) else ()
     gpus = about.get("gpus")
     cards = [f"{count} x {name}" for name, count in gpus.items()] if isinstance(gpus, dict) else []
     machine = [
-        ("processor", about.get("processor", "")), ("cores", about.get("cores", "")),
-        ("memory (GiB)", about.get("memory_gib", "")), ("GPUs", ", ".join(cards) or "none"),
-    ]  # fmt: skip
-    rows = "".join(
-        f"<tr><td>{as_html(name)}</td><td>{as_html(value)}</td></tr>" for name, value in (*named, *machine)
-    )
-    return f"<h3>Software and machine of the launcher, newest attempt</h3><table>{rows}</table>"
-
-
-def flat_part(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Explains groups whose rewards are all equal, if the newest iterations have some; else empty."""
-    newest = [amount_in(dict(row), FLAT_GROUPS) for row in rows if row[STEP]][-FLAT_ITERATIONS:]
-    share = sum(newest) / max(1, len(newest))
-    if not share:
-        return ""
-    warn = " warn" if share >= MANY_FLAT else ""
-    return (
-        f'<p class="say{warn}">In {100 * share:.0f}% of the prompt groups of the newest '
-        f"{len(newest)} iterations all completions have identical rewards, so their advantages are zero and "
-        "they teach nothing. All rewards high: the prompts are too easy. All low: too hard, or the reward "
-        "cannot tell answers apart. "
-        "<code>algorithm.filter_groups: true</code> replaces these groups; other prompts or a larger "
-        "<code>rollout.n</code> help too.</p>"
-    )
+        ("processor", about.get("processor", "")),
+        ("cores", about.get("cores", "")),
+        ("memory (GiB)", about.get("memory_gib", "")),
+        ("GPUs", ", ".join(cards) or "none"),
+    ]
+    return [*named, *machine]
 
 
 def write_report(
@@ -145,37 +119,38 @@ def report_page(
     rows, bad_rows = read_records(paths.metrics, as_row)
     samples, bad_samples = read_records(paths.samples, as_sample)
     account = account_of([attempt.span for attempt in attempts], config.checkpoint, now)
-    seconds = account.seconds
-    view, news = folded_events(events, paths)
+    story, news = folded_events(events)
     sections = (
         ("Curves", _curves(rows)),
-        (
-            "Where the time went",
-            f'<div class="card">{parts.goodput_part(seconds)}{parts.saves_part(account.saves)}</div>',
-        ),
+        ("Where the time went", parts.goodput_part(account.seconds, account.saves)),
         ("GPU sets", slabs_part(slab_history(events))),
-        ("Timeline", f'<div class="card">{parts.timelines_part(attempts)}</div>'),
-        ("Attempts", _attempts(attempts, ends, starts_of(paths))),
-        ("What happened", f'<div class="card">{parts.news_part(news)}</div>'),
-        (
-            "Prompt groups and lengths",
-            f'<div class="card">{flat_part(rows)}{parts.counters_part(rows)}{parts.lengths_part(rows)}</div>',
-        ),
+        ("Timeline", parts.timelines_part(attempts)),
+        ("Attempts", parts.attempts_part(attempts, ends, starts_of(paths))),
+        ("What happened", parts.news_part(news)),
+        ("Prompt groups and lengths", parts.groups_part(rows)),
         ("Completions", _completions(samples, make_thumbnails)),
         ("Config, versions and machine", settings_part(config, ledger.started_attempts(paths))),
     )
-    body = "".join(f"<h2>{title}</h2>{html}" for title, html in sections)
-    state = run_state(paths, attempts, ends)
     gpus_s = attempt_gpu_seconds([each.span for each in attempts], attempt_gpus(paths, config, attempts))
-    facts = _facts(config, attempts, rows, seconds) + _hours(gpus_s, running_share(seconds), charged_s)
-    head = _header(paths, config, state) + parts.fact_boxes(facts)
-    head += parts.alarms_part(view.alarms.values())
-    head += parts.counted_part(counter_lines(view.num_late, view.num_lost, view.num_killed))
-    head += parts.unreadable_part(bad_events + bad_rows + bad_samples)
-    return whole_page(f"{parts.as_html(paths.root.absolute().name)}: yatt report", head + body)
+    hours = _hours(gpus_s, running_share(account.seconds), charged_s)
+    root = paths.root.absolute()
+    return render_page(
+        "report.html.j2",
+        f"{root.name}: yatt report",
+        root=root,
+        state=run_state(paths, attempts, ends),
+        config_hash=config_hash(config),
+        about=_about(config),
+        changed=map(_changed_line, changes_of(paths)),
+        boxes=_facts(config, attempts, rows, account.seconds) + hours,
+        alarms=story.judging.alarms.values(),
+        counted=counter_lines(story.num_late, story.num_lost, story.processes.num_killed),
+        unreadable=bad_events + bad_rows + bad_samples,
+        sections=sections,
+    )
 
 
-def _completions(samples: Sequence[dict[str, Any]], make: MakeThumbnails | None) -> str:
+def _completions(samples: Sequence[dict[str, Any]], make: MakeThumbnails | None) -> Markup:
     chosen = parts.chosen_samples(samples)
     left_out = len({sample[STEP] for sample in samples}) - len(chosen)
     thumbnails = Thumbnails([sample for found in chosen.values() for sample in found], make)
@@ -228,24 +203,17 @@ def run_state(paths: RunPaths, attempts: tuple[AttemptView, ...], ends: dict[int
     return ends[attempts[-1].number][0].partition(" ")[0].rstrip(",")
 
 
-def _header(paths: RunPaths, config: RunConfig, state: str) -> str:
+def _about(config: RunConfig) -> str:
     sizes = [(gpus, len(list(nodes))) for gpus, nodes in groupby(node_gpus(config))]
     where = " + ".join(f"{nodes} x {gpus}" for gpus, nodes in sizes) + " GPUs or slots"
-    about = f"{where}, {config.placement.mode}; policy {config.model.path}"
     judges = ", ".join(f"{genrm.name} ({genrm.model})" for genrm in config.genrms)
     judged = f"; GenRM {judges}" if judges else ""
-    return (
-        f'<div class="top"><h1>{parts.as_html(paths.root.absolute())}</h1>'
-        f'<span class="state {state}">{state}</span></div>'
-        f'<div class="soft">config <code>{config_hash(config)}</code>; {parts.as_html(about + judged)}</div>'
-        f"{''.join(map(_changed_line, changes_of(paths)))}"
-    )
+    return f"{where}, {config.placement.mode}; policy {config.model.path}{judged}"
 
 
 def _changed_line(changed: Changed) -> str:
     """One line per `yatt resume` that changed keys."""
-    words = f"changed after attempt {changed.after} ({changed.wall}): {'; '.join(changed.words)}"
-    return f'<div class="soft">{parts.as_html(words)}</div>'
+    return f"changed after attempt {changed.after} ({changed.wall}): {'; '.join(changed.words)}"
 
 
 def _facts(
@@ -282,20 +250,9 @@ def _hours(gpus_s: float, share: float, charged_s: float | None) -> list[tuple[s
     return hours
 
 
-def _curves(rows: list[dict[str, Any]]) -> str:
+def _curves(rows: list[dict[str, Any]]) -> Markup:
     if not rows:
-        return '<p class="none">No iteration is complete yet.</p>'
+        return render_part("nothing", "No iteration is complete yet.")
     sentence, is_warning = verdict_on_curves(rows)
-    say = f'<p class="say{" warn" if is_warning else ""}">{parts.as_html(sentence)}</p>'
-    small = "".join(f'<div class="card"><h3>{title}</h3>{svg}</div>' for title, svg in small_charts(rows))
-    large = f'<div class="wide">{reward_chart(rows)}</div>'
-    large += f'<div class="narrow">{reward_chart(rows, NARROW)}</div>'
-    return f'{say}<div class="card">{large}</div><div class="grid-cards">{small}</div>'
-
-
-def _attempts(
-    attempts: tuple[AttemptView, ...], ends: dict[int, tuple[str, str]], starts: dict[int, str]
-) -> str:
-    if not attempts:
-        return '<p class="none">No attempt has started yet.</p>'
-    return f'<div class="card">{parts.attempts_table(attempts, ends, starts)}</div>'
+    wide, narrow = reward_chart(rows), reward_chart(rows, NARROW)
+    return render_part("curves", sentence, is_warning, wide, narrow, small_charts(rows))

@@ -4,11 +4,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from markupsafe import Markup
+
 from yatt.core.gpus.placement import ROLLOUT
 from yatt.obs.page.charts import Series, finite_points, line_chart
-from yatt.obs.page.parts import as_html
-from yatt.obs.story.slab_events import BatchUse, split_in_words
+from yatt.obs.page.page_file import render_part
 from yatt.obs.story.slab_history import FLOOR, SPLIT, TAIL, SlabHistory, SlabMove
+from yatt.obs.story.slabs_now import split_in_words
+from yatt.records.events.slabs import BatchMeasured
 
 MOST_ROWS = 100
 """Rows of the table of moves, the newest."""
@@ -24,26 +27,25 @@ LARGE, HALF = (1180, 250), (560, 210)
 ROLLOUT_COLOUR, GENRM_COLOURS = "c2", ("c3", "c4", "c6", "c1", "c5")
 WHY = {TAIL: "end of a batch", SPLIT: "another split", FLOOR: "floor of a role"}
 Key = tuple[int, int]
+Row = tuple[int | str, tuple[str, ...]]
+"""Iteration of a batch, and cells of the table of moves."""
 
 
-def slabs_part(history: SlabHistory) -> str:
+def slabs_part(history: SlabHistory) -> Markup:
     """Returns the part: sentences, three charts, the table of moves, and engines that could not be built."""
     keys = history.newest()
     if not keys and not history.moves and not history.unfit and not history.failures:
-        return '<p class="none">No batch was measured yet.</p>'
+        return render_part("nothing", "No batch was measured yet.")
     batches = [history.batches[key] for key in keys]
     roles = roles_of(batches)
-    seconds = _seconds_chart(history, keys)
-    idle = _chart("Idle share of each role", _role_lines(roles, batches, _idle), HALF)
-    slabs = _chart("GPU sets of each role", _slab_lines(history, keys, roles), HALF)
-    said = "".join(f'<p class="say">{as_html(sentence)}</p>' for sentence in batch_sentences(history, keys))
-    return (
-        f'{_warnings_part(history)}{said}<div class="card">{seconds}</div>'
-        f'<div class="grid-halves">{idle}{slabs}</div>{_moves_part(history)}'
-    )
+    moves, left_out = _moves(history)
+    idle = line_chart(_role_lines(roles, batches, _idle), title="Idle share of each role", size=HALF)
+    slabs = line_chart(_slab_lines(history, keys, roles), title="GPU sets of each role", size=HALF)
+    said, seconds = batch_sentences(history, keys), _seconds_chart(history, keys)
+    return render_part("slabs", _warnings(history), said, seconds, idle, slabs, moves, left_out)
 
 
-def roles_of(batches: Iterable[BatchUse]) -> list[str]:
+def roles_of(batches: Iterable[BatchMeasured]) -> list[str]:
     """Returns rollout and the GenRMs that most batches have, at most `MOST_ROLES`."""
     found = Counter(role for batch in batches for role in batch.roles)
     most = sorted(found, key=lambda role: (role != ROLLOUT, -found[role], role))[:MOST_ROLES]
@@ -79,9 +81,10 @@ def batch_sentences(history: SlabHistory, keys: Sequence[Key]) -> list[str]:
 def _counts(history: SlabHistory) -> str:
     num_changes = sum(choice.is_change for choice in history.choices.values())
     words = (
-        (TAIL, "near the end of a batch"), (SPLIT, "to another split while a batch was sampled"),
+        (TAIL, "near the end of a batch"),
+        (SPLIT, "to another split while a batch was sampled"),
         (FLOOR, "for a role below its floor"),
-    )  # fmt: skip
+    )
     moves = ", ".join(f"{history.num_moves.get(reason, 0):,} {text}" for reason, text in words)
     failed = f"; {history.num_not_moved:,} were not carried out" if history.num_not_moved else ""
     return f"Changes of the split: {num_changes:,}. Moves of a GPU set: {moves}{failed}."
@@ -98,43 +101,42 @@ def _error(history: SlabHistory, key: Key) -> float | None:
 # ---- charts -------------------------------------------------------------------------------------
 
 
-def _seconds_chart(history: SlabHistory, keys: Sequence[Key]) -> str:
+def _seconds_chart(history: SlabHistory, keys: Sequence[Key]) -> Markup:
     batches = [history.batches[key] for key in keys]
     chosen = [(key[1], history.choices[key].chosen_s) for key in keys if key in history.choices]
     lines = [
         Series(name="measured", points=_points((b.iteration, b.seconds) for b in batches), colour="c1"),
         Series(name="predicted", points=_points(chosen), colour="c5", dashed=True),
         Series(
-            name="without idle engines", points=_points((b.iteration, b.bound_s) for b in batches),
-            colour="c6", dashed=True,
+            name="without idle engines",
+            points=_points((b.iteration, b.bound_s) for b in batches),
+            colour="c6",
+            dashed=True,
         ),
-    ]  # fmt: skip
-    title, (width, height) = "Seconds of sampling and judging a batch", LARGE
-    return f"<h3>{title}</h3>{line_chart(lines, title=title, size=(width, height))}"
-
-
-def _chart(title: str, lines: Sequence[Series], size: tuple[int, int]) -> str:
-    svg = line_chart(lines, title=title, size=size)
-    return f'<div class="card"><h3>{title}</h3>{svg}</div>'
+    ]
+    return line_chart(lines, title="Seconds of sampling and judging a batch", size=LARGE)
 
 
 def _role_lines(
-    roles: Sequence[str], batches: Sequence[BatchUse], value: Callable[[BatchUse, str], float | None]
+    roles: Sequence[str],
+    batches: Sequence[BatchMeasured],
+    value: Callable[[BatchMeasured, str], float | None],
 ) -> list[Series]:
     return [
         Series(
-            name=role, colour=_colour(role, roles),
+            name=role,
+            colour=_colour(role, roles),
             points=_points((batch.iteration, value(batch, role)) for batch in batches),
         )
         for role in roles
-    ]  # fmt: skip
+    ]
 
 
-def _idle(batch: BatchUse, role: str) -> float | None:
+def _idle(batch: BatchMeasured, role: str) -> float | None:
     return batch.roles[role].idle if role in batch.roles else None
 
 
-def _slabs(batch: BatchUse, role: str) -> float | None:
+def _slabs(batch: BatchMeasured, role: str) -> float | None:
     return batch.roles[role].slabs if role in batch.roles else None
 
 
@@ -144,11 +146,12 @@ def _slab_lines(history: SlabHistory, keys: Sequence[Key], roles: Sequence[str])
     at_end = _role_lines(roles, batches, _slabs)
     begun = [
         Series(
-            name=role, colour=_colour(role, roles),
+            name=role,
+            colour=_colour(role, roles),
             points=_points((key[1], history.split_of(key).get(role)) for key in keys),
         )
         for role in roles
-    ]  # fmt: skip
+    ]
     if not any(line.points for line in begun):
         return at_end
     dashed = [
@@ -173,24 +176,18 @@ def _points(values: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, fl
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def _moves_part(history: SlabHistory) -> str:
-    """Returns the table of changes of the split and of moves, newest first; empty if nothing moved."""
+def _moves(history: SlabHistory) -> tuple[list[Row], int]:
+    """Returns changes of the split and moves, newest first, and the number of those that are left out."""
     found: list[tuple[Key, SlabMove | None]] = [
         (key, None) for key, each in history.choices.items() if each.is_change
     ]
     found += [(move.batch, move) for move in history.moves if not _is_in_split_row(history, move)]
-    if not found:
-        return ""
     found.sort(key=lambda each: (each[0], each[1] is not None))
-    names = ("batch", "slab", "from, to", "why", "expected to save", "what happened")
-    head = "".join(f"<th{' class=n' if name == 'batch' else ''}>{name}</th>" for name in names)
-    body = "".join(
+    rows = [
         _split_row(history, key) if move is None else _move_row(history, move)
         for key, move in reversed(found[-MOST_ROWS:])
-    )
-    left_out = len(found) - MOST_ROWS
-    note = f'<p class="none">{left_out} older ones are not shown.</p>' if left_out > 0 else ""
-    return f'<div class="card"><h3>Moves</h3><table class="moves"><tr>{head}</tr>{body}</table>{note}</div>'
+    ]
+    return rows, len(found) - MOST_ROWS
 
 
 def _is_in_split_row(history: SlabHistory, move: SlabMove) -> bool:
@@ -198,7 +195,7 @@ def _is_in_split_row(history: SlabHistory, move: SlabMove) -> bool:
     return move.reason == SPLIT and choice is not None and choice.is_change and not move.is_unfit
 
 
-def _split_row(history: SlabHistory, key: Key) -> str:
+def _split_row(history: SlabHistory, key: Key) -> Row:
     """A change of the split: how long the batch before it and the one after it took."""
     choice = history.choices[key]
     mine = [move for move in history.moves if move.batch == key and move.reason == SPLIT]
@@ -212,16 +209,16 @@ def _split_row(history: SlabHistory, key: Key) -> str:
     words = split_in_words(choice).partition(" (")[0]
     outcome = f"{took}{predicted}{earlier}{lasted}"
     gain = f"{_gain(choice.gain_s)} per batch" if choice.gain_s is not None else ""
-    return _row(key, (slabs, words, WHY[SPLIT], gain, outcome))
+    return key[1] or "", (slabs, words, WHY[SPLIT], gain, outcome)
 
 
-def _move_row(history: SlabHistory, move: SlabMove) -> str:
+def _move_row(history: SlabHistory, move: SlabMove) -> Row:
     gain_s = move.tail.gain_s if move.tail is not None else None
     why = WHY[move.reason]
     if move.tail is not None and move.tail.running is not None and move.tail.backlog_s is not None:
         why += f": it ran {move.tail.running} requests, backlog {_in_s(move.tail.backlog_s)}"
     where = f"{move.before or '?'} to {move.after}"
-    return _row(move.batch, (move.slab, where, why, _gain(gain_s), _outcome(history, move)))
+    return move.batch[1] or "", (move.slab, where, why, _gain(gain_s), _outcome(history, move))
 
 
 def _outcome(history: SlabHistory, move: SlabMove) -> str:
@@ -241,11 +238,6 @@ def _outcome(history: SlabHistory, move: SlabMove) -> str:
     return f"{moved}; the batch took {_in_s(batch.seconds)}{predicted}"
 
 
-def _row(key: Key, cells: Iterable[str]) -> str:
-    texts = "".join(f"<td>{as_html(cell)}</td>" for cell in cells)
-    return f'<tr><td class="n">{key[1] or ""}</td>{texts}</tr>'
-
-
 def _gain(seconds: float | None) -> str:
     return "" if seconds is None else _in_s(seconds)
 
@@ -255,23 +247,21 @@ def _named(slabs: Sequence[str]) -> str:
     return ", ".join(slabs[:MOST_NAMES]) + more
 
 
-def _warnings_part(history: SlabHistory) -> str:
-    """Returns a warning for each role with engines that could not be built, and for errors of the policy;
-    empty if there is none."""
+def _warnings(history: SlabHistory) -> list[tuple[str, str, str]]:
+    """Returns beginning, text and explanation of a warning for each role with engines that could not be
+    built, and for errors of the policy."""
     warnings = []
     for role in sorted({each.role for each in history.unfit})[:MOST_ROLES]:
         found = [each for each in history.unfit if each.role == role]
         slabs = _named(list(dict.fromkeys(each.slab for each in found)))
-        warnings.append(
-            f'<p class="say warn"><b>No engine of {as_html(role)} could be built on {as_html(slabs)}</b>: '
-            f"{as_html(found[-1].error)}<br>It stays with its first role. A second engine on a GPU set "
-            "needs host memory for its process and its sleeping weights.</p>"
+        why = (
+            "It stays with its first role. A second engine on a GPU set needs host memory for its process "
+            "and its sleeping weights."
         )
-    warnings += [
-        f'<p class="say warn">The policy of the split failed, {num:,} times: {as_html(error)}</p>'
-        for error, num in history.failures.most_common(1)
-    ]
-    return "".join(warnings)
+        warnings.append((f"No engine of {role} could be built on {slabs}", found[-1].error, why))
+    for error, num in history.failures.most_common(1):
+        warnings.append(("", f"The policy of the split failed, {num:,} times: {error}", ""))
+    return warnings
 
 
 def _in_s(seconds: float) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from yatt.adapters.files.lines import Record
-from yatt.obs.page.parts import as_html
+from yatt.obs.page.page_file import render_part
 from yatt.obs.samples import picture_list
 
 MOST_THUMBNAILS = 64
@@ -36,19 +37,13 @@ class Thumbnails:
         self._left = MOST_THUMBNAILS
         self._made = make(list(dict.fromkeys(names))) if make is not None and names else {}
 
-    def drawn(self, sample: Record) -> str:
+    def drawn(self, sample: Record) -> Markup:
         """Returns a sample's small pictures as HTML, and the names of all; empty if it has none."""
         names = picture_list(sample)
         if not names:
-            return ""
+            return Markup()
         shown = names[: self._left]
         self._left -= len(shown)
-        drawn = "".join(_drawn(name, self._made[name]) for name in shown if name in self._made)
-        small = f'<div class="thumbs">{drawn}</div>' if drawn else ""
-        return f'<div class="label">pictures</div>{small}<pre>{as_html(", ".join(names))}</pre>'
-
-
-def _drawn(name: str, thumbnail: Thumbnail) -> str:
-    if thumbnail.data:
-        return f'<img alt="{as_html(name)}" src="data:image/jpeg;base64,{escape(thumbnail.data)}">'
-    return f'<span class="thumb" title="{as_html(name)}">{as_html(thumbnail.fault)}</span>'
+        made = [(name, self._made[name]) for name in shown if name in self._made]
+        small = [(name, Markup.escape(each.data), each.fault) for name, each in made]  # not truncated
+        return render_part("pictures", names, small)

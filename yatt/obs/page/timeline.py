@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
+
+from markupsafe import Markup
 
 from yatt.obs.page.charts import Axis
+from yatt.obs.page.page_file import as_html
 from yatt.obs.story.history import AttemptView
 from yatt.obs.story.words import duration_in_words, phase_in_words
 
@@ -13,13 +15,44 @@ MAX_SLABS = 32
 MAX_BARS = 600
 WIDTH, LEFT, RIGHT = 1180, 96, 12
 LANE, GAP, TOP = 20, 5, 8
-TICKS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
-           28800, 86400, 604800)  # fmt: skip
+TICKS_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14400,
+    28800,
+    86400,
+    604800,
+)
 PHASE_COLOURS = {
-    "join": "p-start", "build": "p-start", "rollout": "p-rollout", "score": "p-genrm", "train": "p-trainer",
-    "publish": "p-weights", "sync": "p-weights", "save": "p-save", "commit": "p-save", "export": "p-save",
+    "join": "p-start",
+    "build": "p-start",
+    "rollout": "p-rollout",
+    "score": "p-genrm",
+    "train": "p-trainer",
+    "publish": "p-weights",
+    "sync": "p-weights",
+    "save": "p-save",
+    "commit": "p-save",
+    "export": "p-save",
     "validate": "p-validate",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +64,7 @@ class _Bar:
     title: str
 
 
-def draw_timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
+def draw_timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> Markup:
     """Draws one attempt, or the part between two wall times."""
     lanes = _lanes(attempt)
     scale = Axis(low=begin_s, high=max(end_s, begin_s + 0.001), from_px=LEFT, to_px=WIDTH - RIGHT)
@@ -43,7 +76,9 @@ def draw_timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
     parts.append(time_ticks(attempt.span.begin_s, scale, bottom))
     for number, (name, bars) in enumerate(lanes):
         y = TOP + number * (LANE + GAP)
-        parts.append(f'<text class="key" x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        parts.append(
+            f'<text class="key" x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{as_html(name)}</text>'
+        )
         parts.append(
             f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{LANE}"/>'
         )
@@ -55,9 +90,9 @@ def draw_timeline(attempt: AttemptView, *, begin_s: float, end_s: float) -> str:
             x = scale.at(mark.at_s)
             parts.append(
                 f'<path class="mark" d="M{x:.1f},{y + LANE - 4} l-5,-10 h10 z">'
-                f"<title>{escape(mark.text)}</title></path>"
+                f"<title>{as_html(mark.text)}</title></path>"
             )
-    return "".join([*parts, "</svg>"])
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def last_iterations(attempt: AttemptView, count: int) -> tuple[float, float] | None:
@@ -85,29 +120,38 @@ def role_colour(holder: str) -> str:
 def _lanes(attempt: AttemptView) -> list[tuple[str, list[_Bar]]]:
     phases = [
         _Bar(
-            begin_s=span.begin_s, end_s=span.end_s, colour=PHASE_COLOURS.get(span.phase, "p-start"),
+            begin_s=span.begin_s,
+            end_s=span.end_s,
+            colour=PHASE_COLOURS.get(span.phase, "p-start"),
             text=f"{phase} {span.iteration}" if span.iteration else phase,
             title=f"{phase}, iteration {span.iteration}: {span.end_s - span.begin_s:.2f} s",
         )
         for span in attempt.span.phases
         for phase in (phase_in_words(span.phase),)
-    ]  # fmt: skip
+    ]
     batches = [
         _Bar(
-            begin_s=batch.begin_s, end_s=batch.end_s, colour=PHASE_COLOURS["rollout"],
+            begin_s=batch.begin_s,
+            end_s=batch.end_s,
+            colour=PHASE_COLOURS["rollout"],
             text=f"batch {batch.iteration}",
             title=f"batch {batch.iteration}, sampled by policy version {batch.policy_version} "
             f"(age {batch.age}): {batch.end_s - batch.begin_s:.2f} s",
         )
         for batch in attempt.span.batches
-    ]  # fmt: skip
+    ]
     slabs: dict[str, list[_Bar]] = {}
     for lease in sorted(attempt.leases, key=lambda span: (len(span.slab), span.slab, span.begin_s)):
         held_s = lease.end_s - lease.begin_s
         slabs.setdefault(lease.slab, []).append(
-            _Bar(begin_s=lease.begin_s, end_s=lease.end_s, colour=role_colour(lease.holder),
-                 text=lease.holder, title=f"{lease.slab}: {lease.holder} for {held_s:.2f} s")
-        )  # fmt: skip
+            _Bar(
+                begin_s=lease.begin_s,
+                end_s=lease.end_s,
+                colour=role_colour(lease.holder),
+                text=lease.holder,
+                title=f"{lease.slab}: {lease.holder} for {held_s:.2f} s",
+            )
+        )
     tracks = [("training", phases), ("sampling", batches)] if batches else [("phase", phases)]
     shown = _shown_slabs(attempt)
     return [*tracks, *((name, bars) for name, bars in slabs.items() if name in shown)]
@@ -145,12 +189,12 @@ def _bar(bar: _Bar, scale: Axis, y: float) -> str:
     x = scale.at(max(bar.begin_s, scale.low))
     width = max(0.7, scale.at(min(bar.end_s, scale.high)) - x - 0.6)
     rect = (
-        f'<rect class="{bar.colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE}" rx="2">'
-        f"<title>{escape(bar.title)}</title></rect>"
+        f'<rect class="{as_html(bar.colour)}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE}" rx="2">'
+        f"<title>{as_html(bar.title)}</title></rect>"
     )
     if width < 7 * len(bar.text) + 6:
         return rect
-    return rect + f'<text class="on" x="{x + 5:.1f}" y="{y + 14}">{escape(bar.text)}</text>'
+    return rect + f'<text class="on" x="{x + 5:.1f}" y="{y + 14}">{as_html(bar.text)}</text>'
 
 
 def time_ticks(origin_s: float, scale: Axis, bottom: float) -> str:

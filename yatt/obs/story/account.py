@@ -1,7 +1,7 @@
 """The account of a run for `status` and the report: goodput ledger and suggested interval of saves."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from yatt.core.figures.save_interval import Suggestion, measured_saves, suggeste
 from yatt.obs.story.spans import AttemptRecord, SpanFold, attempt_spans
 from yatt.obs.story.words import duration_in_words, fine_duration
 from yatt.paths import RunPaths
+from yatt.records.events.log import LoggedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,22 @@ class Account:
         saves = self.saves
         return {
             "goodput": {"ratio": self.ratio, "wall_s": self.wall_s, "seconds": self.seconds},
-            "save_interval": saves and {
-                "suggested_s": saves.interval_s, "suggested_iterations": saves.iterations,
+            "save_interval": saves
+            and {
+                "suggested_s": saves.interval_s,
+                "suggested_iterations": saves.iterations,
                 "present_s": saves.present_s if math.isfinite(saves.present_s) else None,
-                "mtbf_s": saves.mtbf_s, "is_assumed": saves.is_assumed, "is_far": saves.is_far,
-                "failures": saves.measured.failures, "running_s": saves.measured.running_s,
-                "saves": saves.measured.num_saves, "stall_s": saves.measured.stall_s,
-                "upload_s": saves.measured.upload_s, "step_s": saves.measured.step_s,
+                "mtbf_s": saves.mtbf_s,
+                "is_assumed": saves.is_assumed,
+                "is_far": saves.is_far,
+                "failures": saves.measured.failures,
+                "running_s": saves.measured.running_s,
+                "saves": saves.measured.num_saves,
+                "stall_s": saves.measured.stall_s,
+                "upload_s": saves.measured.upload_s,
+                "step_s": saves.measured.step_s,
             },
-        }  # fmt: skip
+        }
 
     def in_words(self) -> str:
         """Returns the account as one line; empty if no time has passed."""
@@ -104,9 +112,9 @@ class AccountFold:
 
     folds: dict[int, SpanFold] = field(default_factory=dict)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, logged: LoggedEvent) -> None:
         """Adds one event."""
-        self.folds.setdefault(event["attempt"], SpanFold()).take(event)
+        self.folds.setdefault(logged.attempt, SpanFold()).take(logged)
 
     def account(self, paths: RunPaths, checkpoint: CheckpointSection, now: Now | None) -> Account:
         """Returns the account of the run in this folder."""

@@ -6,40 +6,28 @@ Pure functions of the events; only `read_events` reads a file. Wall-clock times 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from yatt.adapters.files.segments import SegmentTail
 from yatt.core.figures.goodput import AttemptSpan
-from yatt.obs.story.events import as_event, inputs_said_changed
 from yatt.obs.story.spans import AttemptRecord, LeaderClock, SpanFold, attempt_spans, seconds_at
-from yatt.obs.story.view import RunView
-from yatt.paths import RunPaths
-
-Event = dict[str, Any]
-_Timed = tuple[int, float, Event]  # attempt, wall seconds, event
-
-_PREFIXES = (
-    "attempt.",
-    "phase.",
-    "batch.",
-    "lease.",
-    "worker.",
-    "ckpt.",
-    "node.",
-    "signal",
-    "failure.report",
-    "split.",
-    "slab.",
-    "engine.",
-    "alarm.",
-    "telemetry.",
-    "reward.kill",
-    "media.",
+from yatt.obs.story.story import RunStory
+from yatt.records.events.attempts import AttemptEnded, AttemptResumed, NodeExcluded, NodeReturned, SignalSeen
+from yatt.records.events.event import Event, FrequentEvent
+from yatt.records.events.log import LoggedEvent, logged_event
+from yatt.records.events.processes import WorkerEnded
+from yatt.records.events.slabs import (
+    EngineUnfit,
+    LeaseExpired,
+    LeaseGranted,
+    LeaseReleased,
+    MemoryNotFree,
+    SlabQuarantined,
 )
-_BAD = {
-    "lease.expire": "lease expired", "lease.quarantine": "quarantined", "lease.not_free": "memory not free"
-}  # fmt: skip
-_GIVEN_UP = ("lease.release", "lease.expire", "lease.quarantine")
+
+_Timed = tuple[int, float, LoggedEvent]  # attempt, wall seconds, event
+
+_ORDERLY = ("exit code 0", "killed by SIGTERM", "killed by SIGHUP")
+_BAD = {LeaseExpired: "lease expired", SlabQuarantined: "quarantined", MemoryNotFree: "memory not free"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +64,26 @@ class AttemptView:
     reason: str
 
 
-def read_events(path: Path) -> tuple[list[Event], int]:
+def read_events(path: Path) -> tuple[list[LoggedEvent], int]:
     """Returns the events of a history, ordered by time, and the number of unreadable lines.
 
-    Events of sampling are left out, except the newest one of each attempt: it may be its last sign of life.
+    Frequent events are left out, except the newest one of each attempt: it may be its last sign of life.
     """
-    tail, clocks = SegmentTail(path, as_event), dict[int, LeaderClock]()
+    tail, clocks = SegmentTail(path, logged_event), dict[int, LeaderClock]()
     kept, newest = list[_Timed](), dict[int, _Timed]()
-    for event in (event for batch in tail.batches() for event in batch):
-        attempt = event["attempt"]
-        timed = (attempt, clocks.setdefault(attempt, LeaderClock()).at_s(event), event)
-        if event["kind"].startswith(_PREFIXES):
+    for logged in (logged for batch in tail.batches() for logged in batch):
+        attempt = logged.attempt
+        timed = (attempt, clocks.setdefault(attempt, LeaderClock()).at_s(logged), logged)
+        if not isinstance(logged.event, FrequentEvent):
             kept.append(timed)
-        elif not event.get("node", 0) and (attempt not in newest or newest[attempt][1] <= timed[1]):
+        elif not logged.node and (attempt not in newest or newest[attempt][1] <= timed[1]):
             newest[attempt] = timed
     kept = sorted([*kept, *newest.values()], key=lambda each: each[:2])
-    return [event for _, _, event in kept], tail.unreadable
+    return [logged for _, _, logged in kept], tail.unreadable
 
 
 def attempts_of(
-    events: Iterable[Event], facts: Mapping[int, AttemptRecord] | None = None
+    events: Iterable[LoggedEvent], facts: Mapping[int, AttemptRecord] | None = None
 ) -> tuple[AttemptView, ...]:
     """Returns every attempt, oldest first.
 
@@ -103,26 +91,24 @@ def attempts_of(
         facts: the recorded facts of attempts by number; an attempt without events is known by these.
     """
     folds: dict[int, _Fold] = {}
-    for event in events:
-        folds.setdefault(event["attempt"], _Fold()).take(event)
+    for logged in events:
+        folds.setdefault(logged.attempt, _Fold()).take(logged)
     spans = attempt_spans({number: fold.spans for number, fold in folds.items()}, facts or {})
     return tuple(folds.get(number, _Fold()).attempt(number, span) for number, span in spans.items())
 
 
-def folded_events(events: Iterable[Event], paths: RunPaths) -> tuple[RunView, tuple[tuple[Event, str], ...]]:
+def folded_events(events: Iterable[LoggedEvent]) -> tuple[RunStory, tuple[tuple[LoggedEvent, str], ...]]:
     """Returns the run's state after the events, and notable events with their sentences: the news of the
     terminal, signals and failed attempts."""
-    view, found = RunView(paths, 0), []
-    for event in events:
-        view.fold(event)
-        found += [(event, sentence) for sentence in view.news]
-        view.news = []
-        if event["kind"] == "signal":
-            found.append((event, f"a signal requested an early end: {event['name']}"))
-        elif event["kind"] == "attempt.end" and event["exit_code"]:
-            how = f"ended with exit code {event['exit_code']}: {event['reason']}"
-            found.append((event, f"attempt {event['attempt']} {how}"))
-    return view, tuple(found)
+    story, found = RunStory(), list[tuple[LoggedEvent, str]]()
+    for logged in events:
+        found += [(logged, sentence) for sentence in story.take(logged)]
+        match logged.event:
+            case SignalSeen(name=name):
+                found.append((logged, f"a signal requested an early end: {name}"))
+            case AttemptEnded(exit_code=code, reason=reason) if code:
+                found.append((logged, f"attempt {logged.attempt} ended with exit code {code}: {reason}"))
+    return story, tuple(found)
 
 
 @dataclass(slots=True)
@@ -137,53 +123,61 @@ class _Fold:
     exit_code: int | None = None
     reason: str = ""
 
-    def take(self, event: Event) -> None:
+    def take(self, logged: LoggedEvent) -> None:
         """Adds one event of this attempt."""
-        at_s, kind = seconds_at(event["wall"]), event["kind"]
+        at_s = seconds_at(logged.wall)
         self.last_s = max(self.last_s, at_s)
-        self.spans.take(event)
-        if kind.startswith("lease."):
-            self._lease(kind, event, at_s)
-        elif kind == "node.lost":
-            self._node(event["node"], at_s)
-        elif kind == "engine.unfit":
-            text = f"no engine of {event['holder']} can be built on {event['slab']}"
-            self.marks.append(Mark(at_s=at_s, slab=event["slab"], text=text))
-        elif kind == "node.joined":
-            self.marks.append(Mark(at_s=at_s, slab="", text=f"node{event['node']} has joined again"))
-        elif kind == "worker.end" and event["how"] not in (
-            "exit code 0",
-            "killed by SIGTERM",
-            "killed by SIGHUP",
-        ):
-            self.marks.append(Mark(at_s=at_s, slab="", text=f"{event['worker']} ended: {event['how']}"))
-        elif kind == "attempt.resume" and (changed := inputs_said_changed(event)):
-            text = f"others than at iteration {event['iteration']}: {', '.join(changed)}"
-            self.marks.append(Mark(at_s=at_s, slab="", text=text))
-        elif kind == "attempt.end":
-            self.exit_code, self.reason = event["exit_code"], event["reason"]
+        self.spans.take(logged)
+        match logged.event:
+            case AttemptEnded(exit_code=code, reason=reason):
+                self.exit_code, self.reason = code, reason
+            case LeaseGranted(slab=slab, holder=holder):
+                self.held[slab] = LeaseSpan(slab=slab, holder=holder, begin_s=at_s, end_s=at_s)
+            case LeaseReleased(slab=slab) if slab in self.held:
+                self.leases.append(replace(self.held.pop(slab), end_s=at_s))
+            case LeaseExpired() | SlabQuarantined() | MemoryNotFree():
+                self._bad(logged.event, at_s)
+            case NodeExcluded(node=node):
+                self._node(node, at_s)
+            case _:
+                self._mark(logged.event, at_s)
+
+    def _mark(self, event: Event, at_s: float) -> None:
+        match event:
+            case EngineUnfit(slab=slab, holder=holder):
+                self._say(at_s, f"no engine of {holder} can be built on {slab}", slab)
+            case NodeReturned(node=node):
+                self._say(at_s, f"node{node} has joined again")
+            case WorkerEnded(worker=worker, how=how) if how not in _ORDERLY:
+                self._say(at_s, f"{worker} ended: {how}")
+            case AttemptResumed(iteration=iteration, changed=changed) if changed:
+                self._say(at_s, f"others than at iteration {iteration}: {', '.join(changed)}")
+
+    def _say(self, at_s: float, text: str, slab: str = "") -> None:
+        self.marks.append(Mark(at_s=at_s, slab=slab, text=text))
 
     def attempt(self, number: int, span: AttemptSpan) -> AttemptView:
         """Returns the attempt; anything still open is closed at the last event."""
         held = [replace(lease, end_s=self.last_s) for lease in self.held.values()]
         return AttemptView(
-            number=number, span=span, leases=(*self.leases, *held), marks=tuple(self.marks),
-            exit_code=self.exit_code, reason=self.reason,
-        )  # fmt: skip
+            number=number,
+            span=span,
+            leases=(*self.leases, *held),
+            marks=tuple(self.marks),
+            exit_code=self.exit_code,
+            reason=self.reason,
+        )
 
     def _node(self, index: int, at_s: float) -> None:
         """Closes the leases of a lost node, which no longer emits events."""
         for slab in [slab for slab in self.held if slab.startswith(f"n{index}s")]:
             self.leases.append(replace(self.held.pop(slab), end_s=at_s))
-        self.marks.append(Mark(at_s=at_s, slab="", text=f"node{index} is lost"))
+        self._say(at_s, f"node{index} is lost")
 
-    def _lease(self, kind: str, event: Event, at_s: float) -> None:
-        slab = event["slab"]
-        if kind == "lease.grant":
-            self.held[slab] = LeaseSpan(slab=slab, holder=event["holder"], begin_s=at_s, end_s=at_s)
-        elif kind in _GIVEN_UP and slab in self.held:
+    def _bad(self, event: LeaseExpired | SlabQuarantined | MemoryNotFree, at_s: float) -> None:
+        slab = event.slab
+        if slab in self.held and not isinstance(event, MemoryNotFree):
             self.leases.append(replace(self.held.pop(slab), end_s=at_s))
-        if kind == "lease.quarantine":
+        if isinstance(event, SlabQuarantined):
             self.held[slab] = LeaseSpan(slab=slab, holder="quarantined", begin_s=at_s, end_s=at_s)
-        if kind in _BAD:
-            self.marks.append(Mark(at_s=at_s, slab=slab, text=f"{slab} {_BAD[kind]}: {event['cause']}"))
+        self._say(at_s, f"{slab} {_BAD[type(event)]}: {event.cause}", slab)

@@ -11,10 +11,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from yatt.adapters.files.lines import Record
 from yatt.core.figures.goodput import AttemptSpan, BatchSpan, PhaseSpan
 from yatt.errors import EXIT_FINISHED
-
-Event = Mapping[str, Any]
+from yatt.records.events.attempts import (
+    AttemptEnded,
+    AttemptResumed,
+    BatchBegan,
+    BatchEnded,
+    PhaseBegan,
+    PhaseEnded,
+    PhasePartBegan,
+)
+from yatt.records.events.event import Event
+from yatt.records.events.log import LoggedEvent
+from yatt.records.events.saves import CheckpointCommitted, StoreTooSlow
 
 
 def seconds_at(text: Any) -> float:
@@ -53,20 +64,23 @@ class AttemptRecord:
     exit_code: int | None = None
 
     @classmethod
-    def of(cls, started: Event, ended: Event, committed: Event) -> "AttemptRecord":
+    def of(cls, started: Record, ended: Record, committed: Record) -> "AttemptRecord":
         """Returns the facts in these records of the ledger; empty ones are missing."""
         job, began = str(started.get("job", "")), str(started.get("began", ""))
         saved = [record.get(key) for record, key in ((ended, "committed"), (committed, "iteration"))]
         code = ended.get("exit_code")
         return cls(
-            began_s=seconds_at(began), started_s=seconds_at(started.get("wall")),
+            began_s=seconds_at(began),
+            started_s=seconds_at(started.get("wall")),
             ended_s=seconds_at(ended.get("wall")),
             start=f"{job}/{started.get('restarts', '')}/{began}" if began else "",
-            submission=str(started.get("submission", "")), job=job,
+            submission=str(started.get("submission", "")),
+            job=job,
             queued_s=seconds_at(started.get("submitted")),
             committed=max((count for count in saved if type(count) is int), default=0),
-            is_over=bool(ended), exit_code=code if type(code) is int else None,
-        )  # fmt: skip
+            is_over=bool(ended),
+            exit_code=code if type(code) is int else None,
+        )
 
 
 @dataclass(slots=True)
@@ -75,14 +89,104 @@ class LeaderClock:
 
     _offset_s: float | None = None
 
-    def at_s(self, event: Event) -> float:
+    def at_s(self, logged: LoggedEvent) -> float:
         """Returns when the event was emitted."""
-        at_s, ticks = seconds_at(event["wall"]), int(event.get("t", 0))
-        if event.get("node", 0) or not ticks:
+        at_s, ticks = seconds_at(logged.wall), logged.ticks_ns
+        if logged.node or not ticks:
             return at_s
         if self._offset_s is None:
             self._offset_s = at_s - ticks / 1e9
         return self._offset_s + ticks / 1e9
+
+
+@dataclass(slots=True)
+class _PhaseFold:
+    """The phases of one attempt."""
+
+    open: PhaseSpan | None = None
+    done: list[PhaseSpan] = field(default_factory=list)
+    _stalls: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, event: PhaseBegan | PhasePartBegan | PhaseEnded, at_s: float) -> None:
+        """Begins a phase; one that is open ends."""
+        self.close(at_s)
+        parts_s = math.inf if not isinstance(event, PhaseEnded) and event.part == "prepare" else at_s
+        self.open = PhaseSpan(
+            phase=event.phase,
+            iteration=event.iteration,
+            begin_s=at_s,
+            end_s=at_s,
+            enter_s=parts_s,
+            act_s=parts_s,
+        )
+
+    def part(self, event: PhasePartBegan, at_s: float) -> None:
+        """Handles the next part of a phase."""
+        span, part = self.open, event.part
+        is_other = span is None or (event.phase, event.iteration) != (span.phase, span.iteration)
+        if is_other or part == "prepare":
+            self.begin(event, at_s)  # the begin is lost, or the phase begins again
+        if self.open is not None and part != "prepare":
+            enter_s = min(self.open.enter_s, at_s)
+            act_s = at_s if part == "act" else math.inf
+            self.open = replace(self.open, enter_s=enter_s, act_s=act_s)
+
+    def end(self, event: PhaseEnded, at_s: float, attempt_s: float) -> None:
+        """Closes the phase. If its begin is lost, it is known from the event's duration.
+
+        Args:
+            attempt_s: when the attempt began.
+        """
+        if self.open is None or (event.phase and event.phase != self.open.phase):
+            if not event.seconds or not event.phase:
+                return
+            begin_s = max(at_s - event.seconds, *(each.end_s for each in self.done[-1:]), attempt_s)
+            self.begin(event, begin_s)
+        self.close(at_s)
+
+    def resume(self, event: AttemptResumed) -> None:
+        """Notes that the open phase has restored a checkpoint."""
+        if self.open is not None and event.iteration:
+            self.open = replace(self.open, restore_s=event.seconds)
+
+    def stall(self, node: int, event: StoreTooSlow) -> None:
+        """Nodes wait at the same time, so the longest wait counts."""
+        self._stalls[node] = self._stalls.get(node, 0.0) + event.seconds
+        if self.open is not None:
+            self.open = replace(self.open, stall_s=max(self._stalls.values()))
+
+    def close(self, at_s: float) -> None:
+        """Ends the open phase."""
+        if self.open is not None:
+            self.done.append(replace(self.open, end_s=at_s))
+        self.open, self._stalls = None, {}
+
+    def spans(self, last_s: float) -> tuple[PhaseSpan, ...]:
+        """Returns all phases; an open one lasts until then, as far as is known."""
+        rest = (replace(self.open, end_s=last_s, is_open=True),) if self.open else ()
+        return (*self.done, *rest)
+
+
+@dataclass(slots=True)
+class _BatchFold:
+    """The batches of one attempt that are sampled beside training."""
+
+    open: BatchSpan | None = None
+    done: list[BatchSpan] = field(default_factory=list)
+
+    def take(self, event: BatchBegan | BatchEnded, at_s: float) -> None:
+        """Handles a begin or an end. If one of them is lost, the batch is known by the other one."""
+        span, self.open = self.open, None
+        if isinstance(event, BatchBegan):
+            self.open = BatchSpan(
+                iteration=event.iteration, policy_version=event.policy_version, begin_s=at_s, end_s=at_s
+            )
+        elif span is not None and span.iteration == event.iteration:
+            self.done.append(replace(span, end_s=at_s))
+
+    def spans(self, last_s: float) -> tuple[BatchSpan, ...]:
+        """Returns all batches; an open one lasts until then, as far as is known."""
+        return (*self.done, *((replace(self.open, end_s=last_s),) if self.open else ()))
 
 
 @dataclass(slots=True)
@@ -94,111 +198,59 @@ class SpanFold:
     resumed: int | None = None
     committed: int = 0
     exit_code: int | None = None
-    open_phase: PhaseSpan | None = None
-    phases: list[PhaseSpan] = field(default_factory=list)
-    open_batch: BatchSpan | None = None
-    batches: list[BatchSpan] = field(default_factory=list)
     uploads_s: list[float] = field(default_factory=list)
+    _phases: _PhaseFold = field(default_factory=_PhaseFold)
+    _batches: _BatchFold = field(default_factory=_BatchFold)
     _clock: LeaderClock = field(default_factory=LeaderClock)
-    _stalls: dict[int, float] = field(default_factory=dict)
     _others_s: list[float] = field(default_factory=list)
 
-    def take(self, event: Event) -> None:
+    def take(self, logged: LoggedEvent) -> None:
         """Adds one event of this attempt."""
-        at_s = self._clock.at_s(event)
-        if event["kind"] == "ckpt.backpressure":
-            self._stall(event)
-        if event.get("node", 0):
+        at_s = self._clock.at_s(logged)
+        if isinstance(logged.event, StoreTooSlow):
+            self._phases.stall(logged.node, logged.event)
+        if logged.node:
             self._others_s = [min([at_s, *self._others_s]), max([at_s, *self._others_s])]
         else:
             self.begin_s, self.last_s = min(self.begin_s, at_s), max(self.last_s, at_s)
-            self._take(event, event["kind"], at_s)
+            self._take(logged.event, at_s)
 
-    def _take(self, event: Event, kind: str, at_s: float) -> None:
-        if kind == "phase.begin":
-            self._begin(event, at_s)
-        elif kind == "phase.part":
-            self._part(event, at_s)
-        elif kind == "phase.end":
-            self._end(event, at_s)
-        elif kind in ("batch.begin", "batch.end"):
-            self._batch(event, kind, at_s)
-        elif kind == "attempt.resume":
-            self._resume(event)
-        elif kind == "ckpt.commit":
-            self.committed = max(self.committed, event["iteration"])
-            self.uploads_s.append(_seconds(event))
-        elif kind == "attempt.end":
-            self._close(at_s)
-            self.exit_code = event["exit_code"]
+    def _take(self, event: Event, at_s: float) -> None:
+        match event:
+            case PhaseBegan():
+                self._phases.begin(event, at_s)
+            case PhasePartBegan():
+                self._phases.part(event, at_s)
+            case PhaseEnded():
+                self._phases.end(event, at_s, self.begin_s)
+            case BatchBegan() | BatchEnded():
+                self._batches.take(event, at_s)
+            case AttemptResumed():
+                self.resumed = event.iteration
+                self._phases.resume(event)
+            case CheckpointCommitted(iteration=iteration, seconds=seconds):
+                self.committed = max(self.committed, iteration)
+                self.uploads_s.append(seconds)
+            case AttemptEnded():
+                self._phases.close(at_s)
+                self.exit_code = event.exit_code
 
     def span(self) -> AttemptSpan:
-        """Returns the attempt; an open phase lasts until the last event, as far as is known."""
+        """Returns the attempt; what is open lasts until the last event."""
         begin_s, last_s = self.begin_s, self.last_s
         if begin_s == math.inf:  # no event of the leader is left
             begin_s, last_s = self._others_s or (0.0, 0.0)
-        rest = [replace(self.open_phase, end_s=last_s, is_open=True)] if self.open_phase else []
-        last = [replace(self.open_batch, end_s=last_s)] if self.open_batch else []
         return AttemptSpan(
-            begin_s=begin_s, end_s=last_s, resumed=self.resumed, phases=(*self.phases, *rest),
-            batches=(*self.batches, *last), committed=self.committed, is_over=self.exit_code is not None,
-            exit_code=self.exit_code, uploads_s=tuple(self.uploads_s),
-        )  # fmt: skip
-
-    def _batch(self, event: Event, kind: str, at_s: float) -> None:
-        """Handles a begin or an end. If one of them is lost, the batch is known by the other one."""
-        span, self.open_batch = self.open_batch, None
-        is_its_end = span is not None and kind == "batch.end" and span.iteration == event["iteration"]
-        if span is not None and is_its_end:
-            self.batches.append(replace(span, end_s=at_s))
-        elif kind == "batch.begin":
-            self.open_batch = BatchSpan(
-                iteration=event["iteration"], policy_version=event["policy_version"], begin_s=at_s, end_s=at_s
-            )
-
-    def _begin(self, event: Event, at_s: float) -> None:
-        self._close(at_s)
-        parts_s = math.inf if event.get("part") == "prepare" else at_s
-        self.open_phase = PhaseSpan(
-            phase=event["phase"], iteration=event["iteration"], begin_s=at_s, end_s=at_s, enter_s=parts_s,
-            act_s=parts_s,
-        )  # fmt: skip
-
-    def _part(self, event: Event, at_s: float) -> None:
-        span, part = self.open_phase, event["part"]
-        if span is None or _key(event) != (span.phase, span.iteration) or part == "prepare":
-            self._begin(event, at_s)  # the begin is lost, or the phase begins again
-        if self.open_phase is not None and part != "prepare":
-            enter_s = min(self.open_phase.enter_s, at_s)
-            act_s = at_s if part == "act" else math.inf
-            self.open_phase = replace(self.open_phase, enter_s=enter_s, act_s=act_s)
-
-    def _end(self, event: Event, at_s: float) -> None:
-        """Closes the phase. If its begin is lost, it is known from the event's duration."""
-        span = self.open_phase
-        if span is None or ("phase" in event and event.get("phase") != span.phase):
-            seconds = _seconds(event)
-            if not seconds or type(event.get("phase")) is not str or type(event.get("iteration")) is not int:
-                return
-            self._begin(event, max(at_s - seconds, *(each.end_s for each in self.phases[-1:]), self.begin_s))
-        self._close(at_s)
-
-    def _resume(self, event: Event) -> None:
-        self.resumed = event["iteration"]
-        if self.open_phase is not None and event["iteration"]:
-            self.open_phase = replace(self.open_phase, restore_s=_seconds(event))
-
-    def _stall(self, event: Event) -> None:
-        """Nodes wait at the same time, so the longest wait counts."""
-        node = event.get("node", 0)
-        self._stalls[node] = self._stalls.get(node, 0.0) + _seconds(event)
-        if self.open_phase is not None:
-            self.open_phase = replace(self.open_phase, stall_s=max(self._stalls.values()))
-
-    def _close(self, at_s: float) -> None:
-        if self.open_phase is not None:
-            self.phases.append(replace(self.open_phase, end_s=at_s))
-        self.open_phase, self._stalls = None, {}
+            begin_s=begin_s,
+            end_s=last_s,
+            resumed=self.resumed,
+            phases=self._phases.spans(last_s),
+            batches=self._batches.spans(last_s),
+            committed=self.committed,
+            exit_code=self.exit_code,
+            is_over=self.exit_code is not None,
+            uploads_s=tuple(self.uploads_s),
+        )
 
 
 def attempt_spans(
@@ -232,10 +284,13 @@ def _with_facts(span: AttemptSpan | None, known: AttemptRecord) -> AttemptSpan |
     if code == EXIT_FINISHED:  # whatever lines are lost
         committed = max([committed, *(each.iteration for each in span.phases)])
     return replace(
-        span, begin_s=min(span.begin_s, known.started_s), committed=committed, exit_code=code,
+        span,
+        begin_s=min(span.begin_s, known.started_s),
+        committed=committed,
+        exit_code=code,
         end_s=max(span.end_s, known.ended_s) if known.ended_s < math.inf else span.end_s,
         is_over=span.is_over or known.is_over,
-    )  # fmt: skip
+    )
 
 
 def _after(
@@ -249,12 +304,3 @@ def _after(
     if earlier and known.job and known.submission and known.submission == before.submission:
         queued_s = earlier.end_s  # requeued, or a chained job, when the attempt before it had ended
     return replace(span, begin_s=min(span.begin_s, known.began_s), queued_s=queued_s)
-
-
-def _key(event: Event) -> tuple[str, int]:
-    return event["phase"], event["iteration"]
-
-
-def _seconds(event: Event) -> float:
-    seconds = event.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < 1e12 else 0.0

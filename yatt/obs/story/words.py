@@ -3,10 +3,17 @@
 import math
 
 _PHASES = {
-    "join": "starting", "build": "starting", "score": "scoring", "train": "training",
-    "publish": "weight update", "sync": "weight update", "save": "saving", "commit": "saving",
-    "validate": "validation", "export": "exporting",
-}  # fmt: skip
+    "join": "starting",
+    "build": "starting",
+    "score": "scoring",
+    "train": "training",
+    "publish": "weight update",
+    "sync": "weight update",
+    "save": "saving",
+    "commit": "saving",
+    "validate": "validation",
+    "export": "exporting",
+}
 
 
 def phase_in_words(phase: str) -> str:
@@ -40,3 +47,8 @@ def duration_in_words(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def evaluated_in_words(genrms: str) -> str:
+    """What is done of prompts in an evaluation: scored by these GenRMs; empty: sampled."""
+    return f"judged by {genrms}" if genrms else "sampled"

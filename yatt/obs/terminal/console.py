@@ -91,13 +91,18 @@ def row_line(row: dict[str, Any], total: int) -> str:
     """Returns one line about an iteration."""
     parts = [f"iteration {row[STEP]}/{total}"]
     shown = (
-        ("reward", "critic/rewards/mean", ".3f"), ("length", "response_length/mean", ".1f"),
-        ("loss", "train/loss", ".4f"), ("accuracy", "train/accuracy", ".3f"),
-        ("held-out loss", "val/loss", ".4f"), ("held-out accuracy", "val/accuracy", ".3f"),
-        ("loss", "actor/pg_loss", ".4f"), ("kl", "actor/ppo_kl", ".4f"),
-        ("grad norm", "actor/grad_norm", ".3f"), ("tokens/s", "perf/throughput", ".0f"),
+        ("reward", "critic/rewards/mean", ".3f"),
+        ("length", "response_length/mean", ".1f"),
+        ("loss", "train/loss", ".4f"),
+        ("accuracy", "train/accuracy", ".3f"),
+        ("held-out loss", "val/loss", ".4f"),
+        ("held-out accuracy", "val/accuracy", ".3f"),
+        ("loss", "actor/pg_loss", ".4f"),
+        ("kl", "actor/ppo_kl", ".4f"),
+        ("grad norm", "actor/grad_norm", ".3f"),
+        ("tokens/s", "perf/throughput", ".0f"),
         ("step s", "timing_s/step", ".1f"),
-    )  # fmt: skip
+    )
     parts += [
         f"{name} {row[key]:{form}}" for name, key, form in shown if row.get(key) is not None and row[STEP]
     ]
@@ -125,7 +130,9 @@ def _source(key: str) -> str:
 
 def live_line(view: RunView) -> str:
     """Returns the live line: phase, iteration, time left, lease holders."""
-    holders = " ".join(f"{slab}:{role}" for slab, role in sorted(view.holders.items()))
+    holders = " ".join(f"{slab}:{role}" for slab, role in sorted(view.story.slabs.holders.items()))
     eta_s = view.eta_s()
     eta = "" if eta_s is None else f"  left {duration_in_words(eta_s)}"
-    return f"{phase_in_words(view.phase)}  {view.iteration}/{view.total_iterations}{eta}  {holders}"
+    return (
+        f"{phase_in_words(view.story.phase)}  {view.story.iteration}/{view.total_iterations}{eta}  {holders}"
+    )

@@ -35,10 +35,25 @@ _VLLM = re.compile(
     rf"(?:\([^()]{{1,80}}\)\s+)?(?P<level>{_NAMES})\s+(?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?\s"
 )
 LIBRARIES = {
-    "aiobotocore", "asyncio", "botocore", "datasets", "filelock", "fsspec", "httpx", "huggingface_hub",
-    "matplotlib", "megatron", "numexpr", "s3fs", "safetensors", "torch", "torchao", "transformers", "urllib3",
+    "aiobotocore",
+    "asyncio",
+    "botocore",
+    "datasets",
+    "filelock",
+    "fsspec",
+    "httpx",
+    "huggingface_hub",
+    "matplotlib",
+    "megatron",
+    "numexpr",
+    "s3fs",
+    "safetensors",
+    "torch",
+    "torchao",
+    "transformers",
+    "urllib3",
     "vllm",
-}  # fmt: skip
+}
 """First names of loggers whose lines below a warning are left out."""
 
 HARMLESS = (

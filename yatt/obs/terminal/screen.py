@@ -18,10 +18,16 @@ SHOWN_SLABS = 8
 BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 FULL, EMPTY = "\u2588", "\u2591"
 CURVES = (
-    ("reward", "critic/rewards/mean"), ("loss", "train/loss"), ("accuracy", "train/accuracy"),
-    ("length", "response_length/mean"), ("entropy", "actor/entropy"), ("kl", "actor/ppo_kl"),
-    ("grad norm", "actor/grad_norm"), ("tokens/s", "perf/throughput"), ("step s", "timing_s/step"),
-)  # fmt: skip
+    ("reward", "critic/rewards/mean"),
+    ("loss", "train/loss"),
+    ("accuracy", "train/accuracy"),
+    ("length", "response_length/mean"),
+    ("entropy", "actor/entropy"),
+    ("kl", "actor/ppo_kl"),
+    ("grad norm", "actor/grad_norm"),
+    ("tokens/s", "perf/throughput"),
+    ("step s", "timing_s/step"),
+)
 
 
 class Screen:
@@ -73,9 +79,8 @@ def screen_lines(view: RunView, said: Sequence[str], width: int, height: int) ->
     Args:
         said: sentences about the run, oldest first; as many of the newest are shown as there is room for.
     """
-    state = "finished" if view.is_finished else view.ended or "running"
-    attempt = f"  attempt {view.attempt}" if view.attempt else ""
-    lines = [f"{view.paths.root}  {state}{attempt}", progress_line(view, width), ""]
+    attempt = f"  attempt {view.story.attempt}" if view.story.attempt else ""
+    lines = [f"{view.paths.root}  {view.state}{attempt}", progress_line(view, width), ""]
     lines += _curve_lines(view.rows, width)
     lines += _state_lines(view)
     room = max(height, LEAST_ROWS) - len(lines) - 1
@@ -86,13 +91,13 @@ def screen_lines(view: RunView, said: Sequence[str], width: int, height: int) ->
 
 def progress_line(view: RunView, width: int) -> str:
     """Returns the bar of iterations, their number, the share, the phase and the time left."""
-    done, total = view.iteration, max(view.total_iterations, 1)
+    done, total = view.story.iteration, max(view.total_iterations, 1)
     if view.rows:
-        done = max(done if view.phase != "ended" else 0, int(max(row[STEP] for row in view.rows)))
+        done = max(done if view.story.phase != "ended" else 0, int(max(row[STEP] for row in view.rows)))
     share = min(1.0, done / total)
     eta_s = view.eta_s()
     left = f"  left {duration_in_words(eta_s)}" if eta_s and share < 1 else ""
-    text = f" {done}/{total}  {100 * share:.0f}%  {phase_in_words(view.phase)}{left}"
+    text = f" {done}/{total}  {100 * share:.0f}%  {phase_in_words(view.story.phase)}{left}"
     cells = max(8, min(40, width - len(text) - 2))
     filled = int(share * cells)
     return f"{FULL * filled}{EMPTY * (cells - filled)}{text}"
@@ -123,17 +128,18 @@ def _is_drawn(value: Any) -> bool:
 
 
 def _state_lines(view: RunView) -> list[str]:
-    uploading = f"; {view.uploading} is being uploaded" if view.uploading else ""
-    lines = [f"{'checkpoint':<10} {view.committed or 'none yet'}{uploading}"]
-    slabs = [] if view.ended else sorted(view.holders.items())
+    story, saves = view.story, view.story.saves
+    uploading = f"; {saves.uploading} is being uploaded" if saves.uploading else ""
+    lines = [f"{'checkpoint':<10} {saves.committed or 'none yet'}{uploading}"]
+    slabs = [] if story.ended else sorted(story.slabs.holders.items())
     lines += [f"{'GPUs ' + slab:<10} {role}" for slab, role in slabs[:SHOWN_SLABS]]
     if len(slabs) > SHOWN_SLABS:
         lines.append(f"{'':<10} and {len(slabs) - SHOWN_SLABS} more GPU sets")
-    lines += [f"{'waits':<10} {who} for the checkpoint store: {error}" for who, error in view.waits.items()][
+    lines += [f"{'waits':<10} {who} for the checkpoint store: {error}" for who, error in saves.waits.items()][
         :1
     ]
-    lines += [f"{'waits':<10} for {who}: {error}" for who, error in view.silent_judges.items()]
-    return lines + [f"{'ALARM':<10} {alarm.name}: {alarm.message}" for alarm in view.alarms.values()]
+    lines += [f"{'waits':<10} for {who}: {error}" for who, error in story.judging.silent.items()]
+    return lines + [f"{'ALARM':<10} {alarm.name}: {alarm.message}" for alarm in story.judging.alarms.values()]
 
 
 def _cut(text: str, width: int) -> str:

@@ -123,9 +123,13 @@ def follow_rows(paths: RunPaths, tracker: str, told: Sequence[int]) -> None:
 def tracked_run(paths: RunPaths, config: RunConfig, state: TrackerState) -> TrackedRun:
     """Returns the run as a tracker sees it."""
     return TrackedRun(
-        id=state.run_id(), name=paths.root.absolute().name, folder=state.folder.absolute(),
-        last_step=state.last(), config=shown_config(config), logging=config.logging,
-    )  # fmt: skip
+        id=state.run_id(),
+        name=paths.root.absolute().name,
+        folder=state.folder.absolute(),
+        last_step=state.last(),
+        config=shown_config(config),
+        logging=config.logging,
+    )
 
 
 def open_tracker(tracker: str, run: TrackedRun) -> Tracker:

@@ -7,9 +7,20 @@ from yatt.adapters.files.lines import Record
 from yatt.obs.rollouts import record_line
 
 COLUMNS = (
-    "sample", "group", "attempt", "data_source", "prompt", "completion", "ground_truth", "num_tokens",
-    "finish_reason", "reward", "advantage", "scores", "verdicts",
-)  # fmt: skip
+    "sample",
+    "group",
+    "attempt",
+    "data_source",
+    "prompt",
+    "completion",
+    "ground_truth",
+    "num_tokens",
+    "finish_reason",
+    "reward",
+    "advantage",
+    "scores",
+    "verdicts",
+)
 MOST_CHARS = 16384
 """Longest text of a cell; the middle of a longer one is left out."""
 

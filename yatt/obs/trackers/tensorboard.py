@@ -56,9 +56,10 @@ class TensorBoardTracker:
     def _text(self, tag: str, step: int, rows: Sequence[Sequence[str]]) -> None:
         shape = [TensorShapeProto.Dim(size=len(rows)), TensorShapeProto.Dim(size=len(rows[0]))]
         tensor = TensorProto(
-            dtype=DT_STRING, tensor_shape=TensorShapeProto(dim=shape),
+            dtype=DT_STRING,
+            tensor_shape=TensorShapeProto(dim=shape),
             string_val=[cell.encode(errors="replace") for row in rows for cell in row],
-        )  # fmt: skip
+        )
         metadata: SummaryMetadata = create_summary_metadata(tag, "")
         value = Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
         self._add(Event(step=step, summary=Summary(value=[value])))

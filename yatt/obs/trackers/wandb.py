@@ -15,8 +15,12 @@ class WandbTracker:
     """A run at Weights & Biases."""
 
     def __init__(self, run: TrackedRun) -> None:
-        self._run = wandb.init(**wandb_arguments(run), settings=wandb.Settings(
-            console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True))  # fmt: skip
+        self._run = wandb.init(
+            **wandb_arguments(run),
+            settings=wandb.Settings(
+                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+            ),
+        )
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 

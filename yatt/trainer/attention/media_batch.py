@@ -66,9 +66,12 @@ class AddedLevels(NamedTuple):
 
 
 def media_batch(
-    sequences: Sequence[PlacedSequence], lengths: Sequence[int], held_S: NDArray[np.int64], merge_size: int,
+    sequences: Sequence[PlacedSequence],
+    lengths: Sequence[int],
+    held_S: NDArray[np.int64],
+    merge_size: int,
     device: torch.device,
-) -> MediaBatch:  # fmt: skip
+) -> MediaBatch:
     """Returns what a micro-batch has of pictures.
 
     Args:

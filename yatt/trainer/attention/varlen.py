@@ -93,9 +93,16 @@ def varlen_attention(
     if narrow < query.size(-1):  # latent attention; the kernel has one size for all three
         value = F.pad(value, (0, query.size(-1) - narrow))
     attended: Tensor = varlen_attn(
-        query, key, value, bounds.queries, bounds.keys, *bounds.longest, scale=scale,
-        window_size=(window - 1, 0), enable_gqa=query.size(1) != key.size(1),
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        bounds.queries,
+        bounds.keys,
+        *bounds.longest,
+        scale=scale,
+        window_size=(window - 1, 0),
+        enable_gqa=query.size(1) != key.size(1),
+    )
     return attended[..., :narrow]
 
 

@@ -63,9 +63,13 @@ class RowLogprobs:
 
 
 def wanted_logprobs(
-    hidden_RH: Tensor, weight_VH: Tensor, labels_R: Tensor, shard: VocabularyShard, temperature: float,
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    labels_R: Tensor,
+    shard: VocabularyShard,
+    temperature: float,
     wanted_RK: Tensor,
-) -> RowLogprobs:  # fmt: skip
+) -> RowLogprobs:
     """The same as `token_logprobs`, and of each row the log-probs of some entries and of all others together.
 
     The others' probability is a sum over the others, not 1 less the sum of the wanted: so its logarithm is

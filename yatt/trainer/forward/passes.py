@@ -98,9 +98,14 @@ Tick = Callable[[], None]
 
 
 def run_pass(
-    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
-    *, trains: bool, around: Around = nothing_around,
-) -> list[Any]:  # fmt: skip
+    chunks: Sequence[nn.Module],
+    micros: Sequence[MicroBatch],
+    finish: Finish,
+    tick: Tick,
+    *,
+    trains: bool,
+    around: Around = nothing_around,
+) -> list[Any]:
     """Runs all micro-batches, with gradients if `trains`. Collective over the whole model.
 
     Args:
@@ -171,9 +176,13 @@ class Reader:
         teacher_TK = teacher_TK.masked_fill(is_padding_TK, -torch.inf)
         wanted_RK = F.pad(ids_TK, (0, 0, 0, given.hidden_RH.size(0) - num_tokens), value=-1)
         found = wanted_logprobs(
-            given.hidden_RH, given.weight_VH, self._labels_R(micro, given), self.shard, self.temperature,
+            given.hidden_RH,
+            given.weight_VH,
+            self._labels_R(micro, given),
+            self.shard,
+            self.temperature,
             wanted_RK,
-        )  # fmt: skip
+        )
         kl = likeliest_kl(teacher_TK, found.wanted_RK[:num_tokens], found.rest_R[:num_tokens])
         return found.labels_R[:num_tokens], found.entropy_R[:num_tokens], kl
 
@@ -188,9 +197,12 @@ def reader_of(policy: Policy, temperature: float) -> Reader:
 
 
 def completion_logprobs(
-    chunks: Sequence[nn.Module], micros: Sequence[MicroBatch], reader: Reader, tick: Tick,
+    chunks: Sequence[nn.Module],
+    micros: Sequence[MicroBatch],
+    reader: Reader,
+    tick: Tick,
     around: Around = nothing_around,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Log-probs of all completion tokens, float32 [T] per micro-batch; empty except on the last stage."""
 
     def finish(_: int, micro: MicroBatch, given: HeadInput) -> Tensor:
@@ -225,9 +237,12 @@ class Stopwatch:
 
 
 def optimizer_step(
-    policy: Policy, micros: Sequence[MicroBatch], finish: Finish, tick: Tick,
+    policy: Policy,
+    micros: Sequence[MicroBatch],
+    finish: Finish,
+    tick: Tick,
     around: Around = nothing_around,
-) -> tuple[list[Any], float, list[float]]:  # fmt: skip
+) -> tuple[list[Any], float, list[float]]:
     """Makes one update from these micro-batches.
 
     The schedule advances first, so that the first step of a warm-up has a learning rate above 0.

@@ -83,9 +83,14 @@ class Routes:
     """
 
     def __init__(
-        self, chunks: Sequence[nn.Module], shape: Shape, device: torch.device, *, is_replayed: bool,
+        self,
+        chunks: Sequence[nn.Module],
+        shape: Shape,
+        device: torch.device,
+        *,
+        is_replayed: bool,
         is_recomputed: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         experts = shape.experts
         self._is_replayed, self._is_recomputed = is_replayed and experts is not None, is_recomputed
         self._layers = {id(chunk): [*_attach(chunk)] for chunk in chunks} if experts else {}

@@ -83,9 +83,11 @@ def given_metrics(facts: Sequence[SampleFact], num_steps: int, sums: Sequence[fl
     if not num_pairs:
         return found | {"train/nll": nll / max(num_tokens, 1.0)}
     return found | {
-        "train/chosen_reward": chosen / num_pairs, "train/rejected_reward": rejected / num_pairs,
-        "train/margin": (chosen - rejected) / num_pairs, "train/accuracy": right / num_pairs,
-    }  # fmt: skip
+        "train/chosen_reward": chosen / num_pairs,
+        "train/rejected_reward": rejected / num_pairs,
+        "train/margin": (chosen - rejected) / num_pairs,
+        "train/accuracy": right / num_pairs,
+    }
 
 
 def load_metrics(counts_LE: Tensor) -> dict[str, float]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from yatt.config.schema import TrainerSection
-from yatt.errors import ConfigError
+from yatt.errors import ConfigError, Finding
 from yatt.models.shape import LatentAttention, Shape
 from yatt.trainer.mcore.recompute import recompute_faults
 
@@ -37,11 +37,13 @@ def check_layout(shape: Shape, layout: TrainerSection, world_size: int) -> None:
             "experts or the one window; the trainer cannot build it."
         )
     faults = [
-        *_parallel_faults(shape, layout), *_size_faults(layout, world_size), *recompute_faults(shape, layout),
+        *_parallel_faults(shape, layout),
+        *_size_faults(layout, world_size),
+        *recompute_faults(shape, layout),
         *_tower_faults(shape, layout),
-    ]  # fmt: skip
+    ]
     if faults:
-        raise ConfigError("\n".join(f"trainer.{fault}" for fault in faults))
+        raise ConfigError(findings=[Finding(says=f"trainer.{fault}") for fault in faults])
 
 
 def check_spec(shape: Shape, spec: str, key: str = "model.spec") -> None:

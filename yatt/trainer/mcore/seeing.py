@@ -53,18 +53,26 @@ class SeeingModel(GPTModel):  # type: ignore[misc]  # megatron-core has no types
         return getattr(self, "vision", None)
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None,  # noqa: ARG002
-        decoder_input: Tensor | None = None, *, packed_seq_params: PackedSequences,
-    ) -> Tensor:  # fmt: skip
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,  # noqa: ARG002
+        attention_mask: Tensor | None,
+        decoder_input: Tensor | None = None,
+        *,
+        packed_seq_params: PackedSequences,
+    ) -> Tensor:
         """As GPTModel, with the positions of the sequences in place of `position_ids`."""
         media = packed_seq_params.media
         assert media is not None, "a layout of a model that takes pictures"
         if self.pre_process:
             decoder_input = self._embedded(input_ids, media, packed_seq_params)
         output: Tensor = super().forward(
-            input_ids, media.positions_3S[:, None], attention_mask, decoder_input=decoder_input,
+            input_ids,
+            media.positions_3S[:, None],
+            attention_mask,
+            decoder_input=decoder_input,
             packed_seq_params=packed_seq_params,
-        )  # fmt: skip
+        )
         if not torch.is_grad_enabled():
             packed_seq_params.added = None
         return output

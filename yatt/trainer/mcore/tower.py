@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from yatt.adapters.node_local.prepared_media import PreparedMedia, parts_of_prepared, with_frames
 from yatt.errors import ConfigError, WorkerFailed, error_line
 from yatt.models.pictures.tokens import PixelScale
-from yatt.models.pictures.tower import trains_parameter
 from yatt.models.shape import Shape, TiledVision
+from yatt.models.towers.tower import trains_parameter
 from yatt.records.media import Grid
 from yatt.trainer.attention.media_batch import Picture
 

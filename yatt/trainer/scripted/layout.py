@@ -58,9 +58,12 @@ class ModelShare:
         stage, within = divmod(rank, world_size // pipeline)
         copy, column = divmod(within, tensor)
         return cls(
-            stage * tensor + column, tensor * pipeline, copy, world_size // pipeline // tensor,
+            stage * tensor + column,
+            tensor * pipeline,
+            copy,
+            world_size // pipeline // tensor,
             is_given=within % section.whole_stage < tensor,
-        )  # fmt: skip
+        )
 
     def rows(self, rows: Sequence[WeightRow]) -> list[WeightRow]:
         """Returns the rows of this part."""
@@ -85,11 +88,15 @@ def pieces_of(row: WeightRow, run: ElementRun, area: str) -> Iterator[PlannedPie
         else:
             shape = (min((end - at) // width, most), width)
         yield PlannedPiece(
-            key=run.key, dtype=run.dtype, global_shape=row.full_shape,
+            key=run.key,
+            dtype=run.dtype,
+            global_shape=row.full_shape,
             global_offset=(line, column) if row.width else (line,),
             local_shape=shape if row.width else shape[:1],
-            area=area, at=run.at + (at - run.first) * item, size_bytes=math.prod(shape) * item,
-        )  # fmt: skip
+            area=area,
+            at=run.at + (at - run.first) * item,
+            size_bytes=math.prod(shape) * item,
+        )
         at += math.prod(shape)
 
 
@@ -116,11 +123,13 @@ def laid_out(
         whole = placed(WEIGHTS, f"{kind}.{row.name}", dtype, 0, math.prod(row.full_shape))
         weights += [
             msgspec.structs.replace(
-                planned, cut=cuts.cuts.get(planned.name), is_known=planned.name not in cuts.unknown,
+                planned,
+                cut=cuts.cuts.get(planned.name),
+                is_known=planned.name not in cuts.unknown,
                 is_given=share.is_given,
             )
             for planned in _boxes(row, whole, ITEM_BYTES[dtype])
-        ]  # fmt: skip
+        ]
         if begin == end:
             continue
         at = whole.at + begin * ITEM_BYTES[dtype]
@@ -138,9 +147,11 @@ def _boxes(row: WeightRow, whole: ElementRun, item: int) -> Iterator[PlannedWeig
     for name, shape in hf_shapes(row).items():
         boxes = tuple(
             WeightBox(
-                offset=(span.first, *(0,) * (len(shape) - 1)), shape=(span.num_rows, *shape[1:]),
+                offset=(span.first, *(0,) * (len(shape) - 1)),
+                shape=(span.num_rows, *shape[1:]),
                 at=whole.at + span.begin * width * item,
             )
-            for span in row_spans(row) if span.name == name
-        )  # fmt: skip
+            for span in row_spans(row)
+            if span.name == name
+        )
         yield PlannedWeight(name=name, dtype=whole.dtype, shape=shape, boxes=boxes)

@@ -190,12 +190,19 @@ class ScriptedRank:
         self._arrived = ArrivedSamples()
         self._seen: set[tuple[str, tuple[int, int, int]]] = set()
         self._handlers: dict[type[m.Message], Callable[[Any], m.Message]] = {
-            m.OpenStore: self._open_store, m.Join: self._join, m.Build: self._build,
-            m.Restore: self._restore, m.Wake: lambda _: m.Done(), m.Sleep: self._sleep,
-            c.SampleTransfer: self._arrived.receive, m.Train: self._train, m.Publish: self._publish,
-            m.TakeSnapshot: self._take_snapshot, m.ExportHF: self._export_hf,
+            m.OpenStore: self._open_store,
+            m.Join: self._join,
+            m.Build: self._build,
+            m.Restore: self._restore,
+            m.Wake: lambda _: m.Done(),
+            m.Sleep: self._sleep,
+            c.SampleTransfer: self._arrived.receive,
+            m.Train: self._train,
+            m.Publish: self._publish,
+            m.TakeSnapshot: self._take_snapshot,
+            m.ExportHF: self._export_hf,
             m.SeePictures: self._see_pictures,
-        }  # fmt: skip
+        }
 
     def handle(self, order: m.Message) -> m.Message:
         """Executes one order; see `carried_out`."""
@@ -278,8 +285,10 @@ class ScriptedRank:
         began_s, built = monotonic_s(), self._ready
         shown = {
             (each.ref.sha256, each.file_grid)
-            for rollout in order.rollouts for turn in rollout.turns for each in turn.media
-        }  # fmt: skip
+            for rollout in order.rollouts
+            for turn in rollout.turns
+            for each in turn.media
+        }
         if missing := sorted(shown - self._seen):
             raise WorkerFailed(f"the picture {missing[0][0]} was not seen before an update that needs it")
         self._seen = set()
@@ -295,9 +304,10 @@ class ScriptedRank:
         built.version = order.iteration
         self._tick()
         return m.Trained(
-            metrics=self._metrics(order, built.state), timing_s={"update_actor": monotonic_s() - began_s},
+            metrics=self._metrics(order, built.state),
+            timing_s={"update_actor": monotonic_s() - began_s},
             advantages=m.pack_floats(_advantages(order.facts)),
-        )  # fmt: skip
+        )
 
     def _metrics(self, order: m.Train, state: bytes) -> dict[str, float]:
         """Metrics of the facts, and numbers in place of those of an update, which follow from the state."""

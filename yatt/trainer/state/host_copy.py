@@ -4,9 +4,10 @@ Works on storages: each has a place in host memory that is allocated once and ke
 changed since the last copy; `offload` copies too, then resizes the storages to 0. Every view of a storage
 (parameters in their flat buffer, gradients, optimizer shards) stays valid and has its content again after
 `onload`. The same code frees memory on CPU, so that a test without GPU covers it. An area may live on the
-host all the time (`keep_away`); an optimizer's step has it on the device part by part (`visited`).
+host all the time (`keep_away`); an optimizer's step has it on the device part by part (`visited`). A second
+model may be apart: it and all else take turns on the device (`swap_in`, `swap_out`).
 
-Weights and optimizer state are in two named segments (`yatt.adapters.node_local.host_segment`), stamped with
+Weights and optimizer state are in named segments (`yatt.adapters.node_local.host_segment`), stamped with
 attempt and version: other processes of the node read them. Other tensors (a reference, buffers) have private
 memory.
 
@@ -18,27 +19,19 @@ import ctypes
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yatt.adapters.node_local.host_segment import (
     ALIGN_BYTES,
-    AREAS as AREAS,
-    CRITIC,
-    STATE as STATE,
-    WEIGHTS as WEIGHTS,
     SegmentWriter,
     Stamp,
     aligned_size,
     segment_path,
 )
 from yatt.errors import WorkerFailed
-from yatt.trainer.mcore.model import Policy
-from yatt.trainer.mcore.optimizer_state import inner_optimizers, kept_tensors
 from yatt.trainer.mcore.parted_step import HostRun, Parts, Piece, all_here, visit_on_host
-from yatt.weights.convert import router_biases
 from yatt.weights.registered_memory import MemoryRegistrar
 
 CLEAR_WORKSPACES = "_cuda_clearCublasWorkspaces"
@@ -51,6 +44,7 @@ class _Held:
 
     `host`: None if it comes back as zeros. `area`: its segment; "" if the memory is private. `at`: its first
     byte there. `is_current`: whether the host has its present content. `is_constant`: it never changes.
+    `is_apart`: it is on the device only between `swap_in` and `swap_out`.
     """
 
     storage: torch.UntypedStorage
@@ -61,26 +55,34 @@ class _Held:
     is_constant: bool = False
     is_current: bool = False
     is_away: bool = False
+    is_apart: bool = False
 
 
-class HostCopy:
-    """Copies the storages of these tensors to the host, and moves them there and back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTensors:
+    """What a process keeps of a model between iterations.
 
     Args:
         areas: tensors of each segment.
         private: tensors whose content must come back, and that no other process reads.
         constant: the same, and they never change.
         dropped: tensors that may come back as zeros (gradients).
-        stem: path of the segments, without the area's name.
-
-    Raises:
-        ConfigError: the memory filesystem has not enough room.
     """
 
-    def __init__(
-        self, areas: dict[str, list[Tensor]], *, private: Sequence[Tensor] = (),
-        constant: Sequence[Tensor] = (), dropped: Sequence[Tensor] = (), stem: Path, attempt: int,
-    ) -> None:  # fmt: skip
+    areas: dict[str, list[Tensor]]
+    private: Sequence[Tensor] = ()
+    constant: Sequence[Tensor] = ()
+    dropped: Sequence[Tensor] = ()
+
+
+class HostCopy:
+    """Copies the storages of tensors to the host, and moves them there and back.
+
+    Args:
+        stem: path of the segments, without the area's name.
+    """
+
+    def __init__(self, stem: Path, attempt: int) -> None:
         self._held: dict[int, _Held] = {}
         self._stem, self._attempt, self._version = stem, attempt, 0
         self._segments: dict[str, SegmentWriter] = {}
@@ -93,14 +95,23 @@ class HostCopy:
         self._torn: set[str] = set()
         """Areas whose content on the host is of no version: they are being changed, or that has failed."""
 
-        for area, tensors in areas.items():
+    def add(self, kept: KeptTensors, *, is_apart: bool = False) -> None:
+        """Allocates the host's memory of these tensors, which stay where they are.
+
+        Raises:
+            ConfigError: the memory filesystem has not enough room.
+        """
+        known = set(self._held)
+        for area, tensors in kept.areas.items():
             self._allocate(area, [held for t in tensors if (held := self._add(t)) is not None])
-        for others, is_constant in ((private, False), (constant, True)):
+        for others, is_constant in ((kept.private, False), (kept.constant, True)):
             for tensor in others:
                 if (held := self._add(tensor)) is not None:
                     held.host, held.is_constant = _private_memory(held), is_constant
-        for tensor in dropped:
+        for tensor in kept.dropped:
             self._add(tensor)
+        for key in self._held.keys() - known:
+            self._held[key].is_apart = is_apart
 
     def _add(self, tensor: Tensor) -> _Held | None:
         """Notes a tensor's storage; returns None if it is known or empty. One that was made without memory is
@@ -127,10 +138,10 @@ class HostCopy:
         for held in members:
             held.host = whole[held.at : held.at + held.size_bytes]
 
-    def register_segments(self, registrar: MemoryRegistrar) -> None:
-        """Registers the segments with CUDA, each until it is unmapped."""
-        for area, segment in self._segments.items():
-            registrar.register(self._data[area], segment, read_only=False)
+    def register_segments(self, registrar: MemoryRegistrar, areas: Iterable[str]) -> None:
+        """Registers these segments with CUDA, each until it is unmapped."""
+        for area in self._segments.keys() & set(areas):
+            registrar.register(self._data[area], self._segments[area], read_only=False)
 
     # ---- versions -------------------------------------------------------------------------------
 
@@ -209,23 +220,57 @@ class HostCopy:
     def offload(self) -> None:
         """Copies to the host and frees the device's memory; a second call does nothing."""
         self.copy(self._segments)
+        self._leave_device(list(self._held.values()))
+
+    @torch.no_grad()
+    def onload(self) -> None:
+        """Allocates and copies back all but what is kept away or apart; a second call does nothing."""
+        self._enter_device(is_apart=False)
+
+    @torch.no_grad()
+    def swap_in(self) -> None:
+        """Begins the turn of what is apart: it comes to the device, which all else leaves before. Does
+        nothing if nothing is apart."""
+        if not self._apart():
+            return
+        self.copy({held.area for held in self._held.values() if held.area and not held.is_apart})
+        self._leave_device([held for held in self._held.values() if not held.is_apart])
+        self._enter_device(is_apart=True)
+
+    @torch.no_grad()
+    def swap_out(self) -> None:
+        """Ends the turn of what is apart, which has changed: its segments have no valid stamp until `changed`
+        and `copy`."""
+        if not (apart := self._apart()):
+            return
+        for held in apart:
+            held.is_current &= held.is_constant or held.is_away
+        for area in {held.area for held in apart if held.area}:
+            self._torn.add(area)
+            self._bring_up_to_date(area)
+        self._leave_device(apart)
+        self._enter_device(is_apart=False)
+
+    def _apart(self) -> list[_Held]:
+        return [held for held in self._held.values() if held.is_apart]
+
+    def _enter_device(self, *, is_apart: bool) -> None:
         for held in self._held.values():
+            if held.is_apart is is_apart and held.area not in self._kept_away:
+                _to_device(held)
+
+    def _leave_device(self, leaving: Sequence[_Held]) -> None:
+        """Frees the device's memory of storages, of which those of segments are copied."""
+        for held in leaving:
             if held.host is not None and not held.is_current:
                 _to_host(held)
         _wait_for_copies()
-        for held in self._held.values():
+        for held in leaving:
             _free(held)
         if torch.cuda.is_available():
             _empty_device_cache()
         else:
             _give_back_freed_memory()
-
-    @torch.no_grad()
-    def onload(self) -> None:
-        """Allocates and copies back all but what is kept away; a second call does nothing."""
-        for held in self._held.values():
-            if held.area not in self._kept_away:
-                _to_device(held)
 
     @torch.no_grad()
     def keep_away(self, area: str) -> None:
@@ -277,55 +322,6 @@ class HostCopy:
     def host_bytes(self) -> int:
         """Bytes of the host's memory that these storages have."""
         return sum(held.size_bytes for held in self._held.values() if held.host is not None)
-
-
-def host_copy_of(
-    policy: Policy, reference: list[nn.Module], stem: Path, attempt: int, critic: Policy | None = None
-) -> HostCopy:
-    """Collects all tensors that the trainer keeps between iterations."""
-    weights, dropped, private = _tensors_of(policy)
-    optimizers = _optimizer_tensors(policy.optimizer)
-    areas = {WEIGHTS: weights}
-    if critic is not None:  # before the state, which in float32 has the parameters as main copies
-        areas[CRITIC], its_dropped, its_private = _tensors_of(critic)
-        optimizers += _optimizer_tensors(critic.optimizer)
-        dropped, private = dropped + its_dropped, private + its_private
-    frozen = [_inner(model) for model in reference]
-    constant = [t for model in frozen for t in (*(p.data for p in model.parameters()), *model.buffers())]
-    areas[STATE] = optimizers
-    host = HostCopy(areas, private=private, constant=constant, dropped=dropped, stem=stem, attempt=attempt)
-    if torch.cuda.is_available():
-        host.register_segments(MemoryRegistrar())
-    return host
-
-
-def _tensors_of(policy: Policy) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """A trained model's weights, its gradients, and buffers, of which some may be weights too."""
-    weights, dropped, private = list[Tensor](), list[Tensor](), list[Tensor]()
-    for chunk in policy.chunks:
-        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
-            if buffer.param_data is not None:
-                weights.append(buffer.param_data)
-            dropped.append(buffer.grad_data)
-        inner = _inner(chunk)
-        biases = [router.expert_bias for router in router_biases(inner)]
-        weights += [*(parameter.data for parameter in inner.parameters()), *biases]
-        private += list(inner.buffers())  # those that are weights too are known
-    return weights, dropped, private
-
-
-def _inner(module: nn.Module) -> nn.Module:
-    # A megatron DDP's own `buffers` attribute hides nn.Module.buffers(); its inner module has the tensors.
-    inner: nn.Module = getattr(module, "module", module)
-    return inner
-
-
-def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
-    """The tensors of a parameter one after the other, so that a part of a step is one run of bytes."""
-    return [
-        tensor for inner in inner_optimizers(optimizer) for group in inner.optimizer.param_groups
-        for main in group["params"] for tensor in kept_tensors(inner, main)
-    ]  # fmt: skip
 
 
 def _to_device(held: _Held) -> None:

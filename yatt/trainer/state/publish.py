@@ -16,7 +16,7 @@ import torch
 from megatron.core import parallel_state as mpu
 from torch import Tensor
 
-from yatt.adapters.node_local.host_segment import weight_plan_path
+from yatt.adapters.node_local.host_segment import WEIGHTS, weight_plan_path
 from yatt.config.schema import RunConfig, TrainerSection
 from yatt.models.cuts import engine_cuts, gives_weight
 from yatt.models.rows import WeightRow
@@ -24,7 +24,7 @@ from yatt.models.spans import RowSpan, row_spans, spans_within
 from yatt.records.weights import PlannedWeight, WeightBox, WeightCut, WeightPlan
 from yatt.trainer.forward.passes import Tick
 from yatt.trainer.mcore.model import Policy
-from yatt.trainer.state.host_copy import WEIGHTS, HostCopy
+from yatt.trainer.state.host_copy import HostCopy
 from yatt.trainer.state.snapshot import LocalParameter, local_parameters
 from yatt.weights.boxes import Block, blocks_of
 from yatt.weights.checksum import box_sum, dtype_name
@@ -108,10 +108,14 @@ class Weights:
                 for part, (_, at) in zip(parts, places, strict=True)
             )
             yield PlannedWeight(
-                name=name, dtype=dtype_name(parts[0].tensor), shape=parts[0].shape, boxes=boxes,
-                cut=self._cuts.cuts.get(name), is_known=name not in self._cuts.unknown,
+                name=name,
+                dtype=dtype_name(parts[0].tensor),
+                shape=parts[0].shape,
+                boxes=boxes,
+                cut=self._cuts.cuts.get(name),
+                is_known=name not in self._cuts.unknown,
                 is_given=parts[0].is_given,
-            )  # fmt: skip
+            )
 
 
 def shares_of(rows: Iterable[WeightRow], num_shares: int) -> list[set[str]]:

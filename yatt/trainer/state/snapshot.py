@@ -142,9 +142,11 @@ def _check_kind(key: str, manifest: Manifest, saved: tuple[str, ...], wanted: tu
 def _check_state_of_tower(manifest: Manifest, owned: Sequence[_Owned], moments: Sequence[str]) -> None:
     saved = {piece.key for file in manifest.files for piece in file.tensors}
     lacking = (
-        one.local.row.name for one in owned for kind in moments
+        one.local.row.name
+        for one in owned
+        for kind in moments
         if one.local.row.is_tower and f"{kind}.{one.local.row.name}" not in saved
-    )  # fmt: skip
+    )
     if (name := next(lacking, None)) is not None:
         raise ConfigError(
             f"vision.train: checkpoint {manifest.iteration} has no state of the optimizer for {name}, which "
@@ -177,14 +179,18 @@ def restore_weights(
     ]
     given = {one.local.row.name for one in borrowed}
     wanted = [
-        shard for local in local_parameters(policy) if local.row.name not in given
+        shard
+        for local in local_parameters(policy)
+        if local.row.name not in given
         for shard in _blank(policy, local, None, _fixed_kind(policy, local) if local.is_fixed else key)
-    ]  # fmt: skip
+    ]
     if _has_main_copies(policy):
         wanted += [
-            shard for one in owned if one.local.row.name not in given
+            shard
+            for one in owned
+            if one.local.row.name not in given
             for shard in _blank(policy, one.local, one, MAIN)
-        ]  # fmt: skip
+        ]
     wanted += [shard for one in borrowed for shard in _shards(policy, one.local, one.kind, one.flat, 0)]
     read_shards(store, manifest.files, wanted, tick)
     _lend(borrowed, owned)
@@ -240,9 +246,11 @@ def local_parameters(policy: Policy) -> Iterator[LocalParameter]:
     table = {row.name: row for row in policy.rows}
     for name, parameter in named_weights(policy.models, policy.groups):
         yield LocalParameter(
-            row=parameter_row(table, name), parameter=parameter, is_copy=name not in table,
+            row=parameter_row(table, name),
+            parameter=parameter,
+            is_copy=name not in table,
             is_fixed=not (isinstance(parameter, nn.Parameter) and parameter.requires_grad),
-        )  # fmt: skip
+        )
 
 
 def _owned(policy: Policy, view: Callable[[Tensor], Tensor]) -> Iterator[_Owned]:

@@ -8,8 +8,9 @@ Suffixes: T completion tokens of the micro-batch on this rank; F completion toke
 R rows; H hidden size.
 """
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,8 @@ from yatt.trainer.forward.passes import (
 )
 from yatt.trainer.forward.routes import Routes
 from yatt.trainer.mcore.model import Policy
+from yatt.trainer.state.host_copy import HostCopy
+from yatt.trainer.update.profile import PartTimes
 
 VARIANCE_FLOOR = 1e-5
 """As verl's, in the denominator of the explained variance."""
@@ -40,6 +43,17 @@ def critic_config(config: RunConfig) -> RunConfig:
     """The run's config with the critic in the policy's place: its folder, its optimizer, its epochs."""
     trainer = replace(config.trainer, ppo_epochs=config.critic.epochs)
     return replace(config, model=config.critic_model, optimizer=config.critic.optimizer, trainer=trainer)
+
+
+@contextlib.contextmanager
+def critic_turn(config: RunConfig, host: HostCopy, timing: PartTimes) -> Iterator[None]:
+    """While it lasts a critic that swaps with the policy is on the device in its place."""
+    if not config.critic.swap:
+        yield
+        return
+    timing.of("swap_in_critic", host.swap_in)
+    yield
+    timing.of("swap_out_critic", host.swap_out)
 
 
 def row_values(micro: MicroBatch, given: HeadInput) -> Tensor:
@@ -136,9 +150,12 @@ def update_critic(config: RunConfig, critic: Policy, work: CriticUpdate, tick: T
     returns_F, old_F = (each.to(critic.device) for each in (work.estimate.returns_T, work.values_F))
     objective = _ValueObjective(section, returns_F, old_F)
     routes = Routes(
-        critic.chunks, critic.shape, critic.device, is_replayed=False,
+        critic.chunks,
+        critic.shape,
+        critic.device,
+        is_replayed=False,
         is_recomputed=config.trainer.recompute != "none",
-    )  # fmt: skip
+    )
     for _ in range(section.epochs):
         for micros in work.steps:
             measured, norm, _ = optimizer_step(critic, micros, objective, tick, routes.update)
@@ -174,7 +191,8 @@ def value_metrics(work: CriticUpdate) -> dict[str, float]:
         found["critic/vf_explained_var"] = 1.0 - float(share)
     for name, each in (("values", values), ("returns", returns)):
         found |= {
-            f"critic/{name}/mean": float(each.mean()), f"critic/{name}/max": float(each.max()),
+            f"critic/{name}/mean": float(each.mean()),
+            f"critic/{name}/max": float(each.max()),
             f"critic/{name}/min": float(each.min()),
-        }  # fmt: skip
+        }
     return found

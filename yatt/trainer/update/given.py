@@ -130,12 +130,15 @@ class _Objective:
         is_scored = self._kind == "reward_model"
         logprobs_T = row_values(micro, given) if is_scored else self._reader(micro, given)[0]
         view = LossView(
-            logprobs_T=logprobs_T, old_T=logprobs_T.detach(), sampler_T=micro.sampler_T,
-            advantages_T=torch.ones_like(micro.sampler_T), samples_T=micro.samples_T,
+            logprobs_T=logprobs_T,
+            old_T=logprobs_T.detach(),
+            sampler_T=micro.sampler_T,
+            advantages_T=torch.ones_like(micro.sampler_T),
+            samples_T=micro.samples_T,
             lengths_S=micro.lengths_N,
             reference_T=self._reference[index] if self._reference else None,
             sum_over_ranks=sum_over_context_parallel,
-        )  # fmt: skip
+        )
         losses_T, measured = self._losses(view)
         loss = (losses_T * micro.weights_T).sum()
         num_tokens = torch.tensor(len(losses_T), dtype=torch.int32, device=losses_T.device)

@@ -46,9 +46,12 @@ class KlCoefficient:
         """Changes it after an iteration with this mean KL per token, if the run file has a target."""
         if section.kl_target:
             self.value = adapted_coefficient(
-                self.value, kl=kl, target=section.kl_target, num_samples=num_samples,
+                self.value,
+                kl=kl,
+                target=section.kl_target,
+                num_samples=num_samples,
                 horizon=section.kl_horizon,
-            )  # fmt: skip
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,13 @@ class Objective:
     """
 
     def __init__(
-        self, section: AlgorithmSection, algorithm: Algorithm, kl_coef: float, reader: Reader,
+        self,
+        section: AlgorithmSection,
+        algorithm: Algorithm,
+        kl_coef: float,
+        reader: Reader,
         targets: list[Target],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._section, self._algorithm, self._kl_coef = section, algorithm, kl_coef
         self._reader, self._targets = reader, targets
 

@@ -119,9 +119,14 @@ class RankProfiler:
     """
 
     def __init__(
-        self, section: ProfileSection, device: torch.device, *, num_micro_batches: int, files: ProfileFiles,
+        self,
+        section: ProfileSection,
+        device: torch.device,
+        *,
+        num_micro_batches: int,
+        files: ProfileFiles,
         scratch: Path,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._section, self._device, self._files, self._scratch = section, device, files, scratch
         self._num_micro_batches = num_micro_batches
         self._kinds = frozenset(kind for kind in section.kinds if self._can(kind))

@@ -45,6 +45,7 @@ from yatt.trainer.state.host_copy import HostCopy
 from yatt.trainer.update.critic import (
     CriticUpdate,
     critic_estimate,
+    critic_turn,
     token_values,
     trained_tokens,
     update_critic,
@@ -75,10 +76,11 @@ def _picture_flops(learner: "Learner", rollouts: dict[int, Rollout]) -> int:
 
 def _pictures_of(rollouts: dict[int, Rollout]) -> tuple[Picture, ...]:
     """The pictures of samples, each once, in one order on every rank."""
-    return tuple(dict.fromkeys(
-        shown_picture(each)
-        for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
-    ))  # fmt: skip
+    return tuple(
+        dict.fromkeys(
+            shown_picture(each) for number in sorted(rollouts) for each in placed_in(rollouts[number].turns)
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,16 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     rollouts = received_rollouts(learner, order)
     steps = mini_batches(learner, order, rollouts)
     known = _known_logprobs(learner, steps, tick, timing)
-    values_F = _values(learner, order, steps, tick, timing)
-    estimate, kl_penalty = timing.of("adv", lambda: _advantages(learner, order.facts, steps, known, values_F))
-    metrics = batch_metrics(order.facts, estimate.advantages_T)
-    if learner.critic is not None:
-        work = CriticUpdate(steps, values_F, estimate, trained_tokens(order.facts))
-        critic = learner.critic
-        metrics |= timing.of("update_critic", lambda: update_critic(learner.config, critic, work, tick))
+    with critic_turn(learner.config, learner.host, timing):
+        values_F = _values(learner, order, steps, tick, timing)
+        estimate, kl_penalty = timing.of(
+            "adv", lambda: _advantages(learner, order.facts, steps, known, values_F)
+        )
+        metrics = batch_metrics(order.facts, estimate.advantages_T)
+        if learner.critic is not None:
+            work = CriticUpdate(steps, values_F, estimate, trained_tokens(order.facts))
+            critic = learner.critic
+            metrics |= timing.of("update_critic", lambda: update_critic(learner.config, critic, work, tick))
     costs: list[tuple[int, int, float]] = []
     if order.iteration > learner.config.critic.warmup_iterations:
         targets = _targets(learner, steps, known, estimate.advantages_T)
@@ -145,9 +150,12 @@ def train_iteration(learner: Learner, order: Train, tick: Tick) -> Trained:
     if learner.policy.shape.vision is not None:
         usage = msgspec.structs.replace(usage, flops=usage.flops + _picture_flops(learner, rollouts))
     return Trained(
-        metrics=metrics, timing_s=timing.seconds, costs=tuple(costs), usage=usage,
+        metrics=metrics,
+        timing_s=timing.seconds,
+        costs=tuple(costs),
+        usage=usage,
         advantages=sample_advantages(order.facts, estimate.advantages_T),
-    )  # fmt: skip
+    )
 
 
 def received_rollouts(learner: Learner, order: Train) -> dict[int, Rollout]:
@@ -336,9 +344,12 @@ def _known_logprobs(
 
 
 def _advantages(
-    learner: Learner, facts: tuple[SampleFact, ...], steps: list[list[MicroBatch]], known: _KnownLogprobs,
+    learner: Learner,
+    facts: tuple[SampleFact, ...],
+    steps: list[list[MicroBatch]],
+    known: _KnownLogprobs,
     values_F: Tensor,
-) -> tuple[ValueEstimate, float | None]:  # fmt: skip
+) -> tuple[ValueEstimate, float | None]:
     """Advantages of all completion tokens on CPU, the same on every rank, without returns if there is no
     critic; and the mean KL per token to the reference, if it is subtracted from the reward."""
     section, penalties_F, kl_penalty = learner.config.algorithm, None, None

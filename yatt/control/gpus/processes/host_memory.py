@@ -14,7 +14,7 @@ from yatt.records.usage import NodeMemory
 async def node_memory(supervisor: Supervisor) -> NodeMemory:
     """Measures the machine and the processes of each role, in a thread; empty if that is not possible."""
     workers = supervisor.workers.values()
-    roles = {worker.child.pid: worker.role for worker in workers if worker.child is not None}
+    roles = {worker.process.child.pid: worker.role for worker in workers if worker.process.child is not None}
     try:
         measured: NodeMemory = await call_in_thread(partial(_measured, roles))
     except OSError:  # no thread, or no /proc: only metrics are missing

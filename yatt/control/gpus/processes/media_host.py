@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import msgspec
 
 from yatt import clock
 from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.crowd import Spawned
 from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.gpus.processes.worker_plan import MEDIA, Worker
 from yatt.control.node import Node
@@ -24,6 +24,7 @@ from yatt.core.attempts.exits import describe_exit
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, DeadlineExceeded, WorkerFailed
 from yatt.obs.story.events import EventLog
 from yatt.records import message as m
+from yatt.records.events.processes import MediaCallKilled, MediaRoomChosen
 from yatt.records.media import MOST_ITEMS, media_name
 
 SUSPECT = 2
@@ -37,6 +38,9 @@ MEDIA_GRACE_S = 5.0
 
 WAIT_S = 1.0
 """Time between two tries of items that may be readable later."""
+
+CROWDED_S = 0.1
+"""The same, if the node's prepared files have no room until engines have opened some."""
 
 PAUSE_S, MOST_PAUSE_S = 0.1, 30.0
 """Pause before the process is started again; it doubles, up to the second value."""
@@ -87,14 +91,18 @@ class MediaHost:
     """
 
     def __init__(
-        self, node: Node, supervisor: Supervisor, channel: Channel, events: EventLog,
+        self,
+        node: Node,
+        supervisor: Supervisor,
+        channel: Channel,
+        events: EventLog,
         failed: Callable[[str, int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._supervisor, self._channel, self._events = node, supervisor, channel, events
         self._failed, self._turn = failed, SharedTurn()
         self._ends: Counter[str] = Counter()  # in a row: of processes, of starts
         self._cache_bytes = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
 
     async def prepare_media(self, items: tuple[m.MediaItem, ...]) -> m.MediaPrepared:
         """Has media prepared, at most `MOST_ITEMS`; each is in the answer's items or faults.
@@ -121,20 +129,20 @@ class MediaHost:
                 return answer
             was_crowded, is_crowded = is_crowded, any(fault.is_crowded for fault in waiting)
             if was_crowded or not is_crowded:
-                await asyncio.sleep(WAIT_S)
+                await asyncio.sleep(CROWDED_S if is_crowded else WAIT_S)
 
     def ended(self, worker: Worker, how: str) -> None:
         """Starts the process again after a pause, when it has ended."""
-        if worker.hello.is_set():
+        if worker.process.hello.is_set():
             self._ends["starts"] = 0
         else:
             self._ends["starts"] += 1
             if self._ends["starts"] >= (MOST_KILLED_STARTS if how == _KILLED else MOST_BROKEN_STARTS):
-                self._spawn(self._give_up(worker, how))
+                self._tasks.spawn(self._give_up(worker, how))
                 return
         pause_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** self._ends["processes"])
         self._ends["processes"] += 1
-        self._spawn(self._start_again(worker, pause_s))
+        self._tasks.spawn(self._start_again(worker, pause_s))
 
     async def _start_again(self, worker: Worker, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
@@ -200,14 +208,14 @@ class MediaHost:
             raise MediaEnded(str(error)) from error
         except DeadlineExceeded as error:
             if self._supervisor.by_address(address) is worker:
-                self._events.emit("media.kill", worker=address, limit_s=float(limit_s))
+                self._events.emit(MediaCallKilled(worker=address, limit_s=float(limit_s)))
                 self._supervisor.end(worker)
                 await self._gone(address)
             raise MediaEnded(f"{worker.name} made no progress for {limit_s:g} s") from error
         self._ends["processes"] = 0
         found = m.unless_failed(answer, worker.name)
         if self._cache_bytes and found.cache_bytes < self._cache_bytes:
-            self._events.emit("media.room", cache_bytes=found.cache_bytes)
+            self._events.emit(MediaRoomChosen(cache_bytes=found.cache_bytes))
         self._cache_bytes = found.cache_bytes
         return found
 
@@ -235,8 +243,3 @@ class MediaHost:
 
     def _worker(self) -> Worker:
         return next(w for w in self._supervisor.workers.values() if w.role == MEDIA)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -13,13 +13,13 @@ import logging
 import signal
 import socket
 import sys
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from yatt import clock
+from yatt.adapters.net.crowd import Spawned
 from yatt.adapters.processes.nursery_link import MOST_BYTES, READY, REFUSED, Fork
 from yatt.adapters.processes.process import Child, ChildProgram, ChildStart
 from yatt.config.schema import RunConfig
@@ -30,6 +30,7 @@ from yatt.core.gpus.placement import TRAINER, genrm_of_role
 from yatt.engine.environment import choose_engine
 from yatt.errors import ConfigError
 from yatt.obs.story.events import EventLog
+from yatt.records.events.processes import NurseryEnded, NurseryReady
 
 _LOG = logging.getLogger(__name__)
 NURSERY = "nursery"
@@ -104,6 +105,15 @@ class _Nursery:
 
 
 @dataclass(slots=True)
+class _KindState:
+    """What there is of a kind: the number of its workers, and of its nurseries so far; the present one."""
+
+    num_workers: int = 0
+    lives: int = 0
+    open: _Nursery | None = None
+
+
+@dataclass(slots=True)
 class Nurseries:
     """The nurseries of one node.
 
@@ -118,17 +128,16 @@ class Nurseries:
     environment: WorkerEnvironment
     open_log: Callable[[str], Awaitable[tuple[Path, int]]]
     _kinds: dict[str, Kind | None] = field(default_factory=dict)
-    _counts: Counter[str] = field(default_factory=Counter)
-    _lives: Counter[str] = field(default_factory=Counter)
-    _open: dict[str, _Nursery] = field(default_factory=dict)
+    _states: dict[str, _KindState] = field(default_factory=lambda: defaultdict(_KindState))  # by kind
     _begun: list[_Nursery] = field(default_factory=list)  # all of the attempt: a few a kind
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Spawned = field(default_factory=Spawned)
     _closing: bool = False
 
     def __post_init__(self) -> None:
         if self.node.config.launch.nurseries:
             self._kinds = {name: nursery_kind(w, self.node.config) for name, w in self.workers.items()}
-        self._counts = Counter(kind.name for kind in self._kinds.values() if kind is not None)
+        for kind in filter(None, self._kinds.values()):
+            self._states[kind.name].num_workers += 1
 
     async def fork_for(self, worker: Worker, until_s: float) -> Fork | None:
         """Returns the order with which this worker is to be started; None: by exec.
@@ -142,12 +151,13 @@ class Nurseries:
         kind = self._kinds.get(worker.name)
         if kind is None:
             return None
-        if kind.name not in self._open and self._counts[kind.name] > 1:
+        state = self._states[kind.name]
+        if state.open is None and state.num_workers > 1:
             self._begin(kind, worker)
-        nursery = self._open.get(kind.name)
+        nursery = state.open
         if nursery is None:
             return None
-        if await self._stands_still(nursery, worker, until_s) and self._open.get(kind.name) is nursery:
+        if await self._stands_still(nursery, worker, until_s) and state.open is nursery:
             self._drop(kind, f"it has stood still for {STILL_S:g} s while it imported")
         return Fork(nursery.link) if nursery.is_ready and not nursery.is_over else None
 
@@ -157,34 +167,36 @@ class Nurseries:
         if kind is None:
             return
         if kind.is_restarted:
-            if kind.name not in self._open:
+            if self._states[kind.name].open is None:
                 self._begin(kind, worker)
-        elif all(w.hello.is_set() for w in self.workers.values() if self._kinds[w.name] is kind):
+        elif all(w.process.hello.is_set() for w in self.workers.values() if self._kinds[w.name] is kind):
             self._drop(kind, "")
 
     def not_forked(self, worker: Worker, fork: Fork, why: str) -> None:
         """Notes that a nursery that was ready has not forked this worker: it is ended, and later replaced."""
         kind = self._kinds.get(worker.name)
-        if kind is None or kind.name not in self._open:
+        if kind is None or (nursery := self._states[kind.name].open) is None:
             return
-        if fork.link is self._open[kind.name].link:  # else it is over, and there is another one
+        if fork.link is nursery.link:  # else it is over, and there is another one
             self._drop(kind, why)
 
     def marks(self) -> dict[int, str]:
         """Returns the nurseries' process groups, with the mark in their environment."""
-        found = ((each.child, self.environment.mark(each.name)) for each in self._open.values())
+        found = ((each.child, self.environment.mark(each.name)) for each in self._all_open())
         return {child.pid: mark for child, mark in found if child is not None}
 
     async def close(self) -> None:
         """Ends all of them. Waits for the end of those too that were given up before."""
         self._closing = True
-        for nursery in self._open.values():
+        for nursery in self._all_open():
             self._end(nursery)
         over = {each.start.over for each in self._begun if each.start is not None}
         if over:
             await asyncio.wait(over, timeout=END_S)
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
+
+    def _all_open(self) -> list[_Nursery]:
+        return [state.open for state in self._states.values() if state.open is not None]
 
     async def _stands_still(self, nursery: _Nursery, worker: Worker, until_s: float) -> bool:
         """Waits until a nursery is ready or over, and returns False; or until it has stopped to work.
@@ -193,7 +205,7 @@ class Nurseries:
             TimeoutError: it still imports at `until_s`.
         """
         work, since_s = None, clock.monotonic_s()
-        while not nursery.settled.done() and not (self._closing or worker.is_unwanted):
+        while not nursery.settled.done() and not (self._closing or worker.process.is_unwanted):
             await asyncio.wait({nursery.settled}, timeout=LOOK_S)
             done = _work_of(nursery.child.pid) if nursery.child is not None else None
             if done != work:
@@ -205,7 +217,8 @@ class Nurseries:
         return False
 
     def _begin(self, kind: Kind, worker: Worker) -> None:
-        if self._closing or self._lives[kind.name] >= MOST_LIVES:
+        state = self._states[kind.name]
+        if self._closing or state.lives >= MOST_LIVES:
             return
         loop = asyncio.get_running_loop()
         try:
@@ -213,12 +226,12 @@ class Nurseries:
         except OSError as error:  # no descriptors: later, or never
             _LOG.warning("no nursery of kind %s: %s", kind.name, error.strerror or error)
             return
-        self._lives[kind.name] += 1
+        state.lives += 1
         ours.setblocking(False)
-        name = f"{NURSERY}-{kind.name}-n{self.node.index}.{self._lives[kind.name]}"
-        nursery = self._open[kind.name] = _Nursery(name, loop.create_future(), ours)
+        name = f"{NURSERY}-{kind.name}-n{self.node.index}.{state.lives}"
+        nursery = state.open = _Nursery(name, loop.create_future(), ours)
         self._begun.append(nursery)
-        self._spawn(self._live(kind, worker, nursery, theirs))
+        self._tasks.spawn(self._live(kind, worker, nursery, theirs))
 
     async def _live(self, kind: Kind, worker: Worker, nursery: _Nursery, theirs: socket.socket) -> None:
         """The life of one nursery, to its end."""
@@ -232,16 +245,19 @@ class Nurseries:
                 nursery.is_ready = True
                 nursery.settled.set_result(None)
                 self.events.emit(
-                    "nursery.ready", nursery=nursery.name, pid=nursery.child.pid,
-                    seconds=round(clock.monotonic_s() - began_s, 3),
-                )  # fmt: skip
+                    NurseryReady(
+                        nursery=nursery.name,
+                        pid=nursery.child.pid,
+                        seconds=round(clock.monotonic_s() - began_s, 3),
+                    )
+                )
                 answer = await loop.sock_recv(nursery.link, MOST_BYTES)
             why = answer.removeprefix(REFUSED).decode(errors="replace") or why
         except OSError as error:
             why = error.strerror or str(error)
         finally:  # not before: the event loop would take the next socket with its number for this one
             nursery.link.close()
-        if self._open.get(kind.name) is nursery:  # else it was ended on purpose
+        if self._states[kind.name].open is nursery:  # else it was ended on purpose
             self._drop(kind, why)
 
     async def _started(self, kind: Kind, worker: Worker, nursery: _Nursery, link: int) -> Child:
@@ -252,11 +268,29 @@ class Nurseries:
         """
         log, output = await self.open_log(nursery.name)
         argv = [
-            sys.executable, "-P", "-m", "yatt.adapters.processes.nursery", "--kind", kind.name,
-            "--mains", ",".join(kind.mains), "--preload", kind.preload, "--device", self.node.device,
-            "--threads", str(self.node.config.launch.threads_per_worker), "--link", str(link),
-            "--run", str(self.node.paths.root), "--attempt", str(self.node.attempt), "--name", nursery.name,
-        ]  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            "yatt.adapters.processes.nursery",
+            "--kind",
+            kind.name,
+            "--mains",
+            ",".join(kind.mains),
+            "--preload",
+            kind.preload,
+            "--device",
+            self.node.device,
+            "--threads",
+            str(self.node.config.launch.threads_per_worker),
+            "--link",
+            str(link),
+            "--run",
+            str(self.node.paths.root),
+            "--attempt",
+            str(self.node.attempt),
+            "--name",
+            nursery.name,
+        ]
         program = ChildProgram(argv, self.environment.of_nursery(nursery.name, worker), pass_fds=[link])
         nursery.start = ChildStart(nursery.name, program, output=output, log=log)
         child = await nursery.start.begun
@@ -270,12 +304,12 @@ class Nurseries:
         Args:
             why: what was wrong with it; empty if it is only not needed any more.
         """
-        nursery = self._open.pop(kind.name, None)
+        nursery, self._states[kind.name].open = self._states[kind.name].open, None
         if nursery is None:
             return
         self._end(nursery)
         if why and not self._closing:
-            self.events.emit("nursery.end", nursery=nursery.name, why=why)
+            self.events.emit(NurseryEnded(nursery=nursery.name, why=why))
 
     def _end(self, nursery: _Nursery) -> None:
         nursery.is_over = True
@@ -285,11 +319,6 @@ class Nurseries:
             nursery.start.give_up()
         with contextlib.suppress(OSError):  # closed
             nursery.link.shutdown(socket.SHUT_RDWR)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _work_of(pid: int) -> tuple[bytes, ...] | None:

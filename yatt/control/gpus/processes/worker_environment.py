@@ -46,8 +46,9 @@ def _is_loadable(folder: Path) -> bool:
         return True
     _LOG.warning(
         "launch.scratch_dir (%s) is mounted noexec, so compiled code could not be loaded from there: it is "
-        "where the libraries put it, often under the home folder. Name another node-local folder.", folder,
-    )  # fmt: skip
+        "where the libraries put it, often under the home folder. Name another node-local folder.",
+        folder,
+    )
     return False
 
 
@@ -57,8 +58,10 @@ def _user_cache(folder: Path) -> CompilerCache | None:
     except OSError as error:
         _LOG.warning(
             "compiled code is not kept for the next start: no private folder in launch.scratch_dir (%s): %s. "
-            "Remove what is at its place, or name another node-local folder.", folder, error,
-        )  # fmt: skip
+            "Remove what is at its place, or name another node-local folder.",
+            folder,
+            error,
+        )
         return None
 
 

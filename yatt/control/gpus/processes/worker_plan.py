@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from yatt.adapters.processes.process import Child
+from yatt.adapters.processes.process import Child, ChildStart
 from yatt.control.node import Node
 from yatt.core.gpus.placement import ROLLOUT, TRAINER, Slab, genrm_of_role
 
@@ -22,6 +22,33 @@ ASYNC = "async"
 
 
 @dataclass(slots=True)
+class WorkerProcess:
+    """What is known of a worker's current process."""
+
+    child: Child | None = None
+    start: ChildStart | None = None
+    """Its start, until it has begun."""
+
+    is_starting: bool = False
+    is_unwanted: bool = False
+    """Whether the process that is being started is not wanted any more."""
+
+    hello: asyncio.Event = field(default_factory=asyncio.Event)
+    hello_bytes: int = 0
+    host_bytes: int = 0
+    """Host memory that it keeps while it sleeps, beside `hello_bytes`."""
+
+    waits_for: str = ""
+    """The error of the checkpoint store that it waits for, as last reported."""
+
+    is_asleep: bool = False
+    """Whether it has answered Sleep, and was not woken since."""
+
+    has_computed: bool = False
+    """Whether it has done its role's work: an update, or a completion."""
+
+
+@dataclass(slots=True)
 class Worker:
     """One planned worker and its current process. `address` is its name on the workers' socket."""
 
@@ -30,31 +57,22 @@ class Worker:
     slab: Slab | None
     argv: tuple[str, ...]
     gpus: tuple[int, ...]
-    starts: int = 0
-    child: Child | None = None
-    is_starting: bool = False
-    hello: asyncio.Event = field(default_factory=asyncio.Event)
-    hello_bytes: int = 0
-    host_bytes: int = 0
-    """Host memory that it keeps while it sleeps, beside `hello_bytes`."""
+    rank: int | None = None
+    """Its rank in an engine that spans nodes; None: it is a whole engine, or no engine."""
 
+    starts: int = 0
     work: int = 0
     """The progress of its main loop, as last reported."""
 
-    waits_for: str = ""
-    """The error of the checkpoint store that it waits for, as last reported."""
+    process: WorkerProcess = field(default_factory=WorkerProcess)
 
-    is_asleep: bool = False
-    """Whether its process has answered Sleep, and was not woken since."""
-
-    has_computed: bool = False
-    """Whether its process has done its role's work: an update, or a completion."""
-
-    is_unwanted: bool = False
-    """Whether the process that is being started is not wanted any more."""
-
-    rank: int | None = None
-    """Its rank in an engine that spans nodes; None: it is a whole engine, or no engine."""
+    def begin(self) -> None:
+        """Begins one more start."""
+        self.starts += 1
+        process = self.process
+        process.hello.clear()
+        process.is_starting, process.is_unwanted, process.is_asleep = True, False, False
+        process.waits_for, process.has_computed = "", False
 
     @property
     def is_engine(self) -> bool:
@@ -74,27 +92,36 @@ class Worker:
     @property
     def is_running(self) -> bool:
         """Whether its process runs or is about to begin."""
-        return self.child is not None or self.is_starting
+        return self.process.child is not None or self.process.is_starting
 
 
 def planned_workers(node: Node) -> list[Worker]:
     """Returns every worker that this node will ever run; none of them is started."""
     place = ("--attempt", str(node.attempt), "--node", str(node.index), "--endpoint", node.endpoint)
     common = ("--run", str(node.paths.root), *place)
-    workers = [w for slab in node.slabs for role in _engine_roles(node, slab)
-               for w in _engines(node, role, slab, common)]  # fmt: skip
+    workers = [
+        w
+        for slab in node.slabs
+        for role in _engine_roles(node, slab)
+        for w in _engines(node, role, slab, common)
+    ]
     workers += [
-        Worker(f"trainer-n{node.index}r{gpu}", TRAINER, slab, (
-            "yatt.trainer", *common, "--local-rank", str(gpu)), (gpu,))
+        Worker(
+            f"trainer-n{node.index}r{gpu}",
+            TRAINER,
+            slab,
+            ("yatt.trainer", *common, "--local-rank", str(gpu)),
+            (gpu,),
+        )
         for slab in node.slabs
         if TRAINER in node.placement.roles_of(slab)
         for gpu in slab.gpus
-    ]  # fmt: skip
+    ]
     workers += [
         Worker(f"reward-n{node.index}{name}", REWARD, None, ("yatt.reward", *common), ())
         for name in _reward_processes(node)
     ]
-    if node.is_trainer_node:
+    if node.is_trainer_node and node.config.trains:
         workers.append(Worker(f"uploader-n{node.index}", UPLOADER, None, ("yatt.uploader", *common), ()))
     if _has_media(node):
         argv = ("yatt.media", *common, "--media", str(node.media_folder))
@@ -133,8 +160,14 @@ def _ranks(node: Node, whole: Worker, kind: str, nodes: tuple[int, ...]) -> Iter
     gpus = whole.slab.gpus
     size = len(nodes) * len(gpus)
     argv = (
-        *whole.argv, "--engine", f"{kind}-n{nodes[0]}", "--num-ranks", str(size), "--host", node.host,
-    )  # fmt: skip
+        *whole.argv,
+        "--engine",
+        f"{kind}-n{nodes[0]}",
+        "--num-ranks",
+        str(size),
+        "--host",
+        node.host,
+    )
     for index, gpu in enumerate(gpus):
         rank = nodes.index(node.index) * len(gpus) + index
         name = f"{whole.name}r{rank}"

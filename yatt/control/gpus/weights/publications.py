@@ -29,6 +29,7 @@ from yatt.errors import WorkerFailed
 from yatt.models.cuts import engine_split
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c, message as m
+from yatt.records.events.saves import WeightsFetched, WeightsNotFetched
 
 A = TypeVar("A", bound=m.Message)
 
@@ -52,7 +53,7 @@ class Publications:
         self._taking = asyncio.Lock()
         self._fetched: dict[int, FetchedWeights] = {}
         self._stable = asyncio.Event()
-        if not node.is_newcomer:  # its engines wait for their first weights
+        if not (node.is_newcomer and node.config.trains):  # its engines wait for their first weights
             self._stable.set()
         self.newest: LocalPublication | None = None
 
@@ -102,17 +103,24 @@ class Publications:
         stems = [self._source(rank).stem if rank in remote else host_stem(node, rank) for rank in ranks]
         folder = node.weights_folder(order.policy_version)
         index = PublicationIndex(
-            policy_version=order.policy_version, attempt=node.attempt, stems=tuple(map(str, stems)),
-            sums=order.sums, part=self._part, part_sums=_sums_of(order.part_sums, self._part),
-        )  # fmt: skip
+            policy_version=order.policy_version,
+            attempt=node.attempt,
+            stems=tuple(map(str, stems)),
+            sums=order.sums,
+            part=self._part,
+            part_sums=_sums_of(order.part_sums, self._part),
+        )
         await call_in_thread(partial(_write_index, folder, index))
         old = self.newest
         self.adopt(
             LocalPublication(
-                policy_version=order.policy_version, folder=folder, probe=order.probe,
-                expected=order.probe_logprobs, rounding=order.rounding,
+                policy_version=order.policy_version,
+                folder=folder,
+                probe=order.probe,
+                expected=order.probe_logprobs,
+                rounding=order.rounding,
             )
-        )  # fmt: skip
+        )
         if old is not None:
             await call_in_thread(partial(shutil.rmtree, old.folder, ignore_errors=True))
 
@@ -127,13 +135,16 @@ class Publications:
                 fetch.cancel()
             await asyncio.gather(*fetches, return_exceptions=True)
         self._events.emit(
-            "weights.fetch", policy_version=policy_version, ranks=ranks,
-            size_bytes=sum(fill.size_bytes for fill, _ in fetched),
-            received_bytes=sum(fill.received_bytes for fill, _ in fetched),
-            unknown_bytes=sum(self._source(rank).unknown_bytes for rank in ranks),
-            sources=[source for _, source in fetched],
-            seconds=round(clock.monotonic_s() - began_s, 6),
-        )  # fmt: skip
+            WeightsFetched(
+                policy_version=policy_version,
+                ranks=ranks,
+                size_bytes=sum(fill.size_bytes for fill, _ in fetched),
+                received_bytes=sum(fill.received_bytes for fill, _ in fetched),
+                unknown_bytes=sum(self._source(rank).unknown_bytes for rank in ranks),
+                sources=[source for _, source in fetched],
+                seconds=round(clock.monotonic_s() - began_s, 6),
+            )
+        )
 
     def fetched(self, rank: int) -> FetchedWeights | None:
         """This node's copy of a rank's weights; None if it fetches none."""
@@ -142,10 +153,13 @@ class Publications:
     def _source(self, rank: int) -> FetchedWeights:
         if rank not in self._fetched:
             self._fetched[rank] = FetchedWeights(
-                node=self._node, which=WeightPart(rank, self._part), ask=self._ask,
+                node=self._node,
+                which=WeightPart(rank, self._part),
+                ask=self._ask,
                 before=partial(self._before, rank),
-                failed=partial(self._failed, rank), progress=self._progress.done,
-            )  # fmt: skip
+                failed=partial(self._failed, rank),
+                progress=self._progress.done,
+            )
         return self._fetched[rank]
 
     def _before(self, rank: int) -> int | None:
@@ -155,7 +169,7 @@ class Publications:
         return before[-1] if before else None
 
     def _failed(self, rank: int, source: int, error: str) -> None:
-        self._events.emit("weights.fetch.fail", rank=rank, source=source, error=error)
+        self._events.emit(WeightsNotFetched(rank=rank, source=source, error=error))
 
     @cached_property
     def _chains(self) -> dict[tuple[int, int], tuple[int, ...]]:

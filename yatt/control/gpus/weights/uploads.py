@@ -8,15 +8,19 @@ import asyncio
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
+
 from yatt import clock
 from yatt.adapters.net.channel import Channel
+from yatt.adapters.net.crowd import Spawned
 from yatt.adapters.node_local.host_segment import AREAS, WEIGHTS
 from yatt.control.gpus.processes.supervisor import Supervisor
 from yatt.control.gpus.processes.worker_plan import UPLOADER, Worker
 from yatt.control.node import Node
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.obs.story.events import EventLog
-from yatt.records import cluster as c, message as m
+from yatt.records import message as m
+from yatt.records.events.saves import LocalFilesLacking, StoreTooSlow, UploadLost
 
 A = TypeVar("A", bound=m.Message)
 MOST_TRIES = 4
@@ -40,9 +44,9 @@ class Uploads:
         self._node, self._supervisor, self._channel, self._events = node, supervisor, channel, events
         self._running: m.Upload | None = None
         self._num_ended = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Spawned()
 
-    async def upload(self, wanted: c.UploadOrder) -> m.Uploaded:
+    async def upload(self, wanted: m.Upload) -> m.Uploaded:
         """Uploads the snapshots of this node's trainer ranks.
 
         Raises:
@@ -54,10 +58,7 @@ class Uploads:
         first = node.placement.first_rank(node.index)
         count = sum(len(slab.gpus) for slab in node.slabs)
         stems = tuple(str(host_stem(node, rank)) for rank in range(first, first + count))
-        order = self._running = m.Upload(
-            iteration=wanted.iteration, url=wanted.url, stems=stems, committed=wanted.committed,
-            is_local=wanted.is_local,
-        )  # fmt: skip
+        order = self._running = structs.replace(wanted, stems=stems)
         try:
             uploaded = await self._order(order)
         except DeadlineExceeded:  # it hangs: the next save needs one that works
@@ -67,7 +68,7 @@ class Uploads:
             if self._running is order:
                 self._running = None
         if uploaded.local_fault:
-            self._events.emit("ckpt.local", iteration=order.iteration, error=uploaded.local_fault)
+            self._events.emit(LocalFilesLacking(iteration=order.iteration, error=uploaded.local_fault))
         return uploaded
 
     async def publishing(self, version: int) -> None:
@@ -85,20 +86,23 @@ class Uploads:
             return
         began_s = clock.monotonic_s()
         try:
-            if not (worker.is_running and worker.hello.is_set()):
+            if not (worker.is_running and worker.process.hello.is_set()):
                 raise WorkerFailed(f"{worker.name} is being started again")
             answer = await self._channel.request(
                 worker.address, m.Detach(areas=areas), DETACH_S, is_probed=True
             )
             copied = m.unless_failed(answer, worker.name).size_bytes
         except (WorkerFailed, DeadlineExceeded) as error:
-            self._events.emit("ckpt.lost", iteration=running.iteration, error=str(error))
+            self._events.emit(UploadLost(iteration=running.iteration, error=str(error)))
             return
         if copied:
             self._events.emit(
-                "ckpt.backpressure", iteration=running.iteration, size_bytes=copied,
-                seconds=round(clock.monotonic_s() - began_s, 6),
-            )  # fmt: skip
+                StoreTooSlow(
+                    iteration=running.iteration,
+                    size_bytes=copied,
+                    seconds=round(clock.monotonic_s() - began_s, 6),
+                )
+            )
 
     def ended(self, worker: Worker) -> None:
         """Starts the uploader again after a pause, when its process has ended."""
@@ -109,14 +113,14 @@ class Uploads:
             await asyncio.sleep(pause_s)
             await self._supervisor.start(worker)
 
-        task = asyncio.get_running_loop().create_task(start())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(start())
 
     async def _order(self, body: m.Order[A]) -> A:
         """Sends an order; sends it again if the process ended."""
         worker, limit_s = self._worker(), self._node.config.launch.phase_timeout_s
         for left in reversed(range(MOST_TRIES)):
+            if not worker.is_running:  # nobody has its address until it is started again
+                await self._restarted(worker)
             try:
                 await self._supervisor.ready(worker)
                 answer = await self._channel.request(worker.address, body, limit_s, is_probed=True)

@@ -263,9 +263,12 @@ class FetchedWeights:
             WorkerFailed, DeadlineExceeded: they did not all come.
         """
         order = c.OfferWeights(
-            rank=self.which.rank, part=self.which.number, plan=self.digest,
-            policy_version=fill.policy_version, former_version=fill.former_version,
-        )  # fmt: skip
+            rank=self.which.rank,
+            part=self.which.number,
+            plan=self.digest,
+            policy_version=fill.policy_version,
+            former_version=fill.former_version,
+        )
         try:
             async with asyncio.timeout(limit_s):
                 offered: c.WeightsOffered = await self.ask(source, order)

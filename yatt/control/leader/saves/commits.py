@@ -32,7 +32,13 @@ from yatt.core.phases.time_left import SaveTarget
 from yatt.errors import EXIT_DO_NOT_RESTART, EXIT_FAILED, EXIT_WILL_CONTINUE, YattError
 from yatt.obs.metrics import read_metric_rows
 from yatt.obs.story.events import EventLog
-from yatt.records import cluster as c
+from yatt.records import message as m
+from yatt.records.events.saves import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointGivenUp,
+    RetentionFailed,
+)
 
 NOTE_S = 10.0
 """Longest wait for the record of a commit in the ledger."""
@@ -54,9 +60,14 @@ class Commits:
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, checkpoints: Checkpoints, events: EventLog, inbox: Inbox,
+        self,
+        node: Node,
+        clients: NodeClients,
+        checkpoints: Checkpoints,
+        events: EventLog,
+        inbox: Inbox,
         row: MetricsRow,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._clients, self.events, self._inbox = node, clients, events, inbox
         self._row = row
         self.checkpoints = checkpoints
@@ -93,7 +104,7 @@ class Commits:
         try:
             await work
         except TooLate:
-            self.events.emit("ckpt.given_up", iteration=iteration)
+            self.events.emit(CheckpointGivenUp(iteration=iteration))
             self._inbox.put(SaveGivenUp(iteration, is_kept=False))
         except (YattError, OSError) as error:
             self._failed(iteration, error)
@@ -114,14 +125,14 @@ class Commits:
 
     def _failed(self, iteration: int, error: YattError | OSError) -> None:
         code = exit_code_of(error) if isinstance(error, YattError) else EXIT_FAILED
-        self.events.emit("ckpt.fail", iteration=iteration, error=str(error))
+        self.events.emit(CheckpointFailed(iteration=iteration, error=str(error)))
         if code in FATAL:
             self._inbox.fail(str(error), code)
         self._inbox.put(SaveFailed(iteration, str(error)))
 
     async def _uploaded(self, prefix: str, draft: Manifest, size_bytes: int, began_s: float) -> Manifest:
         """Returns the whole manifest, when all nodes have uploaded."""
-        order = c.UploadOrder(iteration=draft.iteration, url=prefix, committed=self._committed)
+        order = m.Upload(iteration=draft.iteration, url=prefix, committed=self._committed)
         try:
             uploaded = await self._clients.ask_trainer_nodes(order)
         except (YattError, OSError):
@@ -137,7 +148,7 @@ class Commits:
         self._committed = prefix_of(manifest)
         size_bytes = sum(file.size_bytes for file in manifest.files)
         seconds = round(clock.monotonic_s() - began_s, 6)
-        self.events.emit("ckpt.commit", iteration=iteration, size_bytes=size_bytes, seconds=seconds)
+        self.events.emit(CheckpointCommitted(iteration=iteration, size_bytes=size_bytes, seconds=seconds))
         await self.note(iteration)
         await self._remove_groups(iteration)
 
@@ -178,12 +189,10 @@ class Commits:
         try:
             removed = await call_in_thread(work)
         except (OSError, YattError) as error:  # nobody awaits this: whatever it is, it is an event
-            self.events.emit("ckpt.keep", reason=str(error))
+            self.events.emit(RetentionFailed(reason=str(error)))
             return
-        for commit in removed.commits:
-            self.events.emit("ckpt.delete", iteration=commit.iteration)
         if removed.note:
-            self.events.emit("ckpt.keep", reason=removed.note)
+            self.events.emit(RetentionFailed(reason=removed.note))
 
     async def _discard(self, prefix: str) -> None:
         """Removes the files of a failed save, if the store lets it; a later start removes them otherwise."""

@@ -22,7 +22,8 @@ from yatt.control.node import Node
 from yatt.core.phases.time_left import MOST_RATES, SaveTarget, Speeds, Transfer, is_given_up, target_of
 from yatt.errors import YattError
 from yatt.obs.story.events import EventLog
-from yatt.records import cluster as c
+from yatt.records import message as m
+from yatt.records.events.saves import CheckpointKeptLocally
 
 T = TypeVar("T")
 LOOK_S = 0.2
@@ -47,7 +48,7 @@ class LastSave:
         self._has_local = bool(node.config.checkpoint.local_dir)
         self._was_too_late = False
 
-    def measured(self, size_bytes: int, seconds: float, nodes: list[c.UploadedNode]) -> None:
+    def measured(self, size_bytes: int, seconds: float, nodes: list[m.Uploaded]) -> None:
         """Notes an upload, and what the local disks took meanwhile."""
         self._uploads = [*self._uploads, Transfer(size_bytes, seconds)][-MOST_RATES:]
         has_tier = bool(self._node.config.checkpoint.local_dir)
@@ -90,7 +91,7 @@ class LastSave:
             WorkerFailed | OSError: a disk or the run folder fails; the next save goes to the store.
         """
         began_s = clock.monotonic_s()
-        order = c.UploadOrder(iteration=draft.iteration, url=prefix, committed=committed, is_local=True)
+        order = m.Upload(iteration=draft.iteration, url=prefix, committed=committed, is_local=True)
         try:
             nodes = await self._clients.ask_trainer_nodes(order)
             manifest = whole_manifest(draft, nodes)
@@ -100,9 +101,12 @@ class LastSave:
             self._has_local = False
             raise
         self._events.emit(
-            "ckpt.kept", iteration=draft.iteration, size_bytes=sum(f.size_bytes for f in manifest.files),
-            seconds=round(clock.monotonic_s() - began_s, 6),
-        )  # fmt: skip
+            CheckpointKeptLocally(
+                iteration=draft.iteration,
+                size_bytes=sum(f.size_bytes for f in manifest.files),
+                seconds=round(clock.monotonic_s() - began_s, 6),
+            )
+        )
         return manifest
 
     def committed(self, iteration: int) -> None:
@@ -121,14 +125,17 @@ class LastSave:
     @property
     def _speeds(self) -> Speeds:
         return Speeds(
-            uploads=self._uploads, local=self._local, num_nodes=len(self._node.placement.trainer_nodes),
+            uploads=self._uploads,
+            local=self._local,
+            num_nodes=len(self._node.placement.trainer_nodes),
             has_local=self._has_local,
-        )  # fmt: skip
+        )
 
 
-def whole_manifest(draft: Manifest, nodes: list[c.UploadedNode]) -> Manifest:
+def whole_manifest(draft: Manifest, nodes: list[m.Uploaded]) -> Manifest:
     """Returns the manifest with the files of all nodes."""
     return msgspec.structs.replace(
-        draft, files=tuple(file for node in nodes for file in node.files),
+        draft,
+        files=tuple(file for node in nodes for file in node.files),
         nodes=tuple(node.state for node in nodes),
-    )  # fmt: skip
+    )

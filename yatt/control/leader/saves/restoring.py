@@ -22,6 +22,7 @@ from yatt.errors import CheckpointError, CheckpointsMissing, ConfigError, NoChec
 from yatt.obs.metrics import STEP, row_of_strict
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
+from yatt.records.events.saves import CheckpointSkipped, CommitRefused, OriginTaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Restoring:
         """
         found = await call_in_thread(self._checkpoints.candidates)
         for name in found.stale:
-            self._events.emit("ckpt.refuse", name=name)
+            self._events.emit(CommitRefused(name=name))
         if not found.names:
             await call_in_thread(self._check_presence)
         manifest, faults = await self._kept()
@@ -112,7 +113,7 @@ class Restoring:
                 return manifest, faults
             where = f" (saved on {', '.join(hosts)})" if hosts else ""
             faults.append(f"local commit of iteration {commit.iteration}{where}: {fault}")
-            self._events.emit("ckpt.skip", reason=faults[-1])
+            self._events.emit(CheckpointSkipped(reason=faults[-1]))
         return None, faults
 
     def _check_presence(self) -> None:
@@ -143,7 +144,7 @@ class Restoring:
         manifest = await self._first_whole(names, checkpoints, is_origin=True)
         name = checkpoints.name(manifest)
         await call_in_thread(partial(self._checkpoints.note_origin, name))
-        self._events.emit("ckpt.origin", name=name, run_id=manifest.run_id, take=origin.take)
+        self._events.emit(OriginTaken(name=name, run_id=manifest.run_id, take=origin.take))
         if origin.take == "weights":
             return 0
         if manifest.iteration >= self._node.config.trainer.total_iterations:
@@ -162,7 +163,7 @@ class Restoring:
             if manifest is not None:
                 return manifest
             faults.append(fault)
-            self._events.emit("ckpt.skip", reason=fault)
+            self._events.emit(CheckpointSkipped(reason=fault))
         whose = "of run.from_checkpoint" if is_origin else "of this run"
         raise NoCheckpointLeft(
             f"no checkpoint {whose} can be restored, and starting over would lose it: {'; '.join(faults)}. "
@@ -186,9 +187,13 @@ class Restoring:
         """Makes all trainer nodes restore a checkpoint; returns the first fault, or an empty text."""
         weights_only = is_origin and self._node.config.run.from_checkpoint.take == "weights"
         order = c.RestoreTrainer(
-            checkpoint=name, states=() if weights_only else manifest.nodes, is_origin=is_origin,
-            weights_only=weights_only, is_local=is_local, weights=manifest_name(weights_commit(manifest)),
-        )  # fmt: skip
+            checkpoint=name,
+            states=() if weights_only else manifest.nodes,
+            is_origin=is_origin,
+            weights_only=weights_only,
+            is_local=is_local,
+            weights=manifest_name(weights_commit(manifest)),
+        )
         answers = await self._clients.ask_trainer_nodes(order)
         self._local_bytes = sum(answer.local_bytes for answer in answers)
         return next((answer.fault for answer in answers if answer.fault), "")

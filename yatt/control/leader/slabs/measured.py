@@ -10,9 +10,10 @@ from yatt import clock
 from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, slab_limits
 from yatt.config.schema import RunConfig
 from yatt.control.leader.slabs.node_loads import NodeLoads
+from yatt.control.leader.slabs.slab_table import SlabTable
 from yatt.core.gpus.engine_model import EngineSpeed, fitted_speed
-from yatt.core.gpus.moves import MoveRules, Moves
-from yatt.core.gpus.placement import ROLLOUT, TRAINER, Placement, Slab
+from yatt.core.gpus.moves import MoveRules
+from yatt.core.gpus.placement import ROLLOUT
 from yatt.core.gpus.prediction import BatchDemand
 from yatt.core.gpus.tail import BatchTail, RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
@@ -25,14 +26,6 @@ REMEMBERED = 2
 
 MOST_LENGTHS = 4096
 """Number of lengths that the policy looks at, at most."""
-
-
-def num_held(moves: Moves, fixed: Mapping[Slab, str]) -> dict[str, int]:
-    """Returns the number of slabs that engines of each role hold: those of the table, and `fixed` ones that
-    are not in it."""
-    found = moves.num_there()
-    found.update(role for slab, role in fixed.items() if slab.node not in moves.lost)
-    return {role: num for role, num in found.items() if role != TRAINER and num}
 
 
 class HeldTime:
@@ -149,9 +142,12 @@ class Measurements:
         verdicts = {role: [mean] * len(seen) for role, mean in self.tokens.items()}
         num_samples = sum(batch.num_samples for batch in self.batches)
         return BatchDemand(
-            completions=seen, verdicts=verdicts, num_samples=round(num_samples / len(self.batches)),
-            group_size=self.config.rollout.n, kept=len(every) / max(num_samples, 1),
-        )  # fmt: skip
+            completions=seen,
+            verdicts=verdicts,
+            num_samples=round(num_samples / len(self.batches)),
+            group_size=self.config.rollout.n,
+            kept=len(every) / max(num_samples, 1),
+        )
 
     def switch_s(self) -> tuple[float, float]:
         """Returns the seconds of a move from rollout to a GenRM: with an engine that sleeps, and with one
@@ -182,7 +178,7 @@ def slab_move_rules(config: RunConfig) -> MoveRules:
     return MoveRules(
         least={role: least for role, (least, _) in limits.items()},
         most={role: most for role, (_, most) in limits.items()},
-    )  # fmt: skip
+    )
 
 
 def _median(values: Iterable[float]) -> float:
@@ -191,9 +187,9 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(known) if known else 0.0
 
 
-def tail_of(moves: Moves, placement: Placement, measured: Measurements) -> BatchTail:
+def tail_of(table: SlabTable, measured: Measurements) -> BatchTail:
     """Returns what nodes have reported last, for the slabs that rollout holds now."""
-    loads = measured.loads.now()
+    loads, moves = measured.loads.now(), table.moves
     # Pairs of node and index, because hashing a Slab is several times slower and there may be thousands.
     there = {(slab.node, slab.index): slab.name for slab in moves.there(ROLLOUT)}
     built = {index: frozenset(load.built) for index, load in loads.items()}
@@ -203,7 +199,7 @@ def tail_of(moves: Moves, placement: Placement, measured: Measurements) -> Batch
         for each in load.slabs
         if each.role == ROLLOUT and (index, each.slab) in there
     }
-    judges = [role for role in placement.engine_roles if role != ROLLOUT]
+    judges = [role for role in table.placement.engine_roles if role != ROLLOUT]
     unbuilt = {
         role: frozenset(
             name for (node, index), name in there.items() if (index, role) not in built.get(node, ())
@@ -212,8 +208,13 @@ def tail_of(moves: Moves, placement: Placement, measured: Measurements) -> Batch
     }
     num_of, (switch_s, build_s) = moves.num_of(), measured.switch_s()
     return BatchTail(
-        running=running, num_waiting=sum(load.num_waiting for load in loads.values()),
-        backlog=measured.backlog(), num_asked=measured.num_asked(),
-        split={role: num_of[role] for role in judges}, switch_s=switch_s,
-        num_late=measured.demand().num_late, build_s=build_s, unbuilt=unbuilt,
-    )  # fmt: skip
+        running=running,
+        num_waiting=sum(load.num_waiting for load in loads.values()),
+        backlog=measured.backlog(),
+        num_asked=measured.num_asked(),
+        split={role: num_of[role] for role in judges},
+        switch_s=switch_s,
+        num_late=measured.demand().num_late,
+        build_s=build_s,
+        unbuilt=unbuilt,
+    )

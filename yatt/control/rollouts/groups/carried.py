@@ -9,6 +9,7 @@ change between writing and reading: then each reads all files and keeps its shar
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -16,18 +17,21 @@ import xxhash
 from yatt.checkpoint.commit.writing import Streams
 from yatt.checkpoint.local.local_first import Ranges
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup
+from yatt.core.samples.prompts import PromptNumbers, dealt_numbers
 from yatt.errors import CheckpointError
-from yatt.records.cluster import StateFile
-from yatt.records.shards import Count
+from yatt.records.shards import Count, StateFile
 
-VERSION = 5
-READABLE = (4, 5)
-"""Versions that can be read: files of version 4 have no counters."""
+VERSION = 6
+READABLE = (4, 5, 6)
+"""Versions that can be read: files of version 4 have no counters, those below 6 no numbers that are left."""
 
 FETCH_BYTES = 16 << 20
 """Bytes that a reader requests in one call."""
 
 _LENGTH_BYTES = 4
+
+
+Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +40,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int = VERSION
     data: str = ""
     next_number: Count
+    left: list[tuple[Count, Count, Step]] = []
     num_accepted: Count
     num_unfinished: Count
     counters: dict[int, dict[str, int]] = {}
@@ -53,12 +58,18 @@ class _Saved:
     accepted: list[PromptGroup]
     unfinished: list[PromptGroup]
 
+    @property
+    def left(self) -> tuple[range, ...]:
+        """Numbers below the next one that the node was to open."""
+        return tuple(range(*each) for each in self.header.left)
+
 
 def frozen_state(state: NodeState) -> NodeState:
     """Returns a copy of the state that later changes of its groups do not affect. Tokens are shared."""
     return NodeState(
         data=state.data,
         next_number=state.next_number,
+        left=state.left,
         accepted=[_frozen_group(group) for group in state.accepted],
         unfinished=[_frozen_group(group) for group in state.unfinished],
         counters={number: dict(counters) for number, counters in state.counters.items()},
@@ -70,9 +81,13 @@ def write_state(store: Streams, path: str, state: NodeState) -> StateFile:
 
     def chunks() -> Iterator[bytes]:
         header = Header(
-            data=state.data, next_number=state.next_number, num_accepted=len(state.accepted),
-            num_unfinished=len(state.unfinished), counters=state.counters,
-        )  # fmt: skip
+            data=state.data,
+            next_number=state.next_number,
+            left=[(numbers.start, numbers.stop, numbers.step) for numbers in state.left],
+            num_accepted=len(state.accepted),
+            num_unfinished=len(state.unfinished),
+            counters=state.counters,
+        )
         for record in (header, *state.accepted, *state.unfinished):
             data = _ENCODER.encode(record)
             yield len(data).to_bytes(_LENGTH_BYTES, "little") + data
@@ -93,25 +108,36 @@ def read_state(store: Ranges, files: Sequence[StateFile], *, shard: int, num_sha
     if len(files) == num_shards:
         saved = _read(store, files[shard], first=0, step=1)
         return NodeState(
-            data=saved.header.data, next_number=saved.header.next_number, accepted=saved.accepted,
-            unfinished=saved.unfinished, counters=saved.header.counters,
-        )  # fmt: skip
+            data=saved.header.data,
+            next_number=saved.header.next_number,
+            left=saved.left,
+            accepted=saved.accepted,
+            unfinished=saved.unfinished,
+            counters=saved.header.counters,
+        )
     all_saved: list[_Saved] = []
     for file in files:
         before = [each.header for each in all_saved]
         skip = (sum(h.num_accepted for h in before), sum(h.num_unfinished for h in before))
         all_saved.append(_read(store, file, first=shard, step=num_shards, skip=skip))
-    # A node's numbers are len(files) apart: no node has opened this number or a later one.
+    former = [
+        PromptNumbers(number, len(files), saved.header.next_number, saved.left)
+        for number, saved in enumerate(all_saved)
+    ]
+    numbers = dealt_numbers(former, shard=shard, num_shards=num_shards)
     return NodeState(
         data=all_saved[0].header.data,
-        next_number=max(saved.header.next_number for saved in all_saved) - len(files) + 1,
+        next_number=numbers.next,
+        left=numbers.left,
         accepted=[group for saved in all_saved for group in saved.accepted],
         unfinished=[group for saved in all_saved for group in saved.unfinished],
         counters={
-            number: counters for saved in all_saved for number, counters in saved.header.counters.items()
+            number: counters
+            for saved in all_saved
+            for number, counters in saved.header.counters.items()
             if number % num_shards == shard
         },
-    )  # fmt: skip
+    )
 
 
 def _frozen_group(group: PromptGroup) -> PromptGroup:

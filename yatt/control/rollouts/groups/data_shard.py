@@ -2,14 +2,15 @@
 
 import functools
 from array import array
+from dataclasses import replace
 
 from yatt.adapters.inputs.dataset import Row, RowFiles, prompt_text
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
 from yatt.control.rollouts.groups.given import given_ids
-from yatt.control.rollouts.groups.groups import PromptGroup, new_group
-from yatt.core.samples.prompts import RowSource, row_order
+from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, new_group
+from yatt.core.samples.prompts import PromptNumbers, RowSource, row_order
 from yatt.errors import ConfigError
 from yatt.records.message import RowRef
 
@@ -54,12 +55,27 @@ class DataShard:
         """Length of the longest prompt that is used."""
         return self._config.data.max_prompt_tokens
 
-    def check_fingerprint(self, fingerprint: str) -> None:
-        """Checks that the files are those of a checkpoint, by its fingerprint; empty: unknown.
+    def state(self, numbers: PromptNumbers) -> NodeState:
+        """Returns a node's part of a checkpoint, without any group.
+
+        Args:
+            numbers: that the node is to open.
+        """
+        return NodeState(data=self.fingerprint, next_number=numbers.own, left=numbers.left)
+
+    def numbers(self, shard: PromptNumbers, state: NodeState) -> PromptNumbers:
+        """Returns the numbers that a node is to open after `state`.
+
+        Args:
+            shard: any numbers of the node's.
 
         Raises:
-            ConfigError: they differ.
+            ConfigError: the files are not those of the checkpoint.
         """
+        self._check_fingerprint(state.data)
+        return replace(shard, next=state.next_number, left=state.left)
+
+    def _check_fingerprint(self, fingerprint: str) -> None:
         if fingerprint not in ("", self.fingerprint):
             raise ConfigError(
                 "data.train_files: the files are not what they were when the checkpoint was written. A "
@@ -77,6 +93,10 @@ class DataShard:
         """Returns the place of a row, without reading it."""
         return self._rows.ref(index)
 
+    def place(self, index: int) -> str:
+        """Returns how messages name a row."""
+        return f"{self._rows.path(self._rows.ref(index))}: row {index + 1} of all"
+
     def row(self, index: int) -> Row:
         """Returns one row.
 
@@ -85,7 +105,16 @@ class DataShard:
         """
         return self._rows.row(index)
 
-    def _given(self, number: int, index: int, row: Row) -> PromptGroup | None:
+    def open_given(self, number: int) -> PromptGroup | str:
+        """Returns the complete prompt group of a prompt number; or the metric that counts why the run does
+        not train on its row.
+
+        Raises:
+            ConfigError: the template refuses it.
+            WorkerFailed: as `row`.
+        """
+        index = self._index_of(number)
+        row = self._rows.row(index)
         try:
             ids = given_ids(row, self._tokenizer, self._config)
         except ConfigError as error:
@@ -93,23 +122,23 @@ class DataShard:
             raise ConfigError(
                 f"{path}: a row cannot be encoded (number {index + 1} of all): {error}"
             ) from error
-        return ids.group(number, index, prompt_text(row.prompt)) if ids.fits(self._config) else None
+        return ids.fault(self._config) or ids.group(number, index, prompt_text(row.prompt))
 
     def open(self, number: int) -> tuple[PromptGroup | None, Row]:
-        """Returns the prompt group of a prompt number, None if its prompt or a given completion is too long;
-        and its row.
+        """Returns the prompt group of a prompt number, None if its prompt is too long; and its row.
 
         Raises:
-            ConfigError: its completions are given, and the template refuses them.
             WorkerFailed: as `row`.
         """
-        data_epoch, position = divmod(number, self._num_prompts)
-        index = self._order(data_epoch)[position]
+        index = self._index_of(number)
         row = self._rows.row(index)
-        if row.given:
-            return self._given(number, index, row), row
         prompt = encode_prompt(row, self._tokenizer, self._config)
         if len(prompt.ids) > self._config.data.max_prompt_tokens:
             return None, row
         n = self._config.rollout.n
         return new_group(number, index, prompt.text, prompt.ids, n, prompt.media), row
+
+    def _index_of(self, number: int) -> int:
+        """Returns the row of a prompt number."""
+        data_epoch, position = divmod(number, self._num_prompts)
+        return self._order(data_epoch)[position]

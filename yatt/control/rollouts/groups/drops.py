@@ -1,5 +1,7 @@
 """Dropped prompt groups of one node: the reason of the last one, and the errors that end the run."""
 
+from collections.abc import Sequence
+
 from yatt.control.rollouts.groups.groups import SampleState
 from yatt.core.samples.prompts import Quota, Trials
 from yatt.errors import ConfigError, WorkerFailed, YattError
@@ -22,7 +24,7 @@ class Drops:
         self._flat = f"all its rewards, or all its scores of {filter_by}, are equal" if filter_by else FLAT
         self._trials = Trials()
         self._is_users = False
-        self._media_faults: list[str] = []
+        self._media_faults: dict[int, list[str]] = {}  # by iteration
         self.reason = ""
         """Why the last group was dropped."""
 
@@ -42,12 +44,12 @@ class Drops:
             self.reason = failed.failed if failed else self._flat
             self._is_users = failed is None or failed.is_users_failure
 
-    def begin_iteration(self) -> None:
-        """Forgets the faults of pictures in the iteration before."""
-        self._media_faults.clear()
+    def begin_iteration(self, iteration: int) -> None:
+        """Forgets the faults of pictures before the iteration that may be trained meanwhile."""
+        self._media_faults = {i: each for i, each in self._media_faults.items() if i >= iteration - 1}
 
-    def media_fault(self, target: int) -> None:
-        """Records that the last group was dropped because a picture cannot be used.
+    def media_fault(self, iteration: int, reasons: Sequence[str], target: int) -> None:
+        """Records that groups of an iteration were dropped because a picture of each cannot be used.
 
         Args:
             target: groups that this node is to have in the iteration.
@@ -55,11 +57,12 @@ class Drops:
         Raises:
             ConfigError: too many were.
         """
-        self._media_faults.append(self.reason)
-        if len(self._media_faults) > max(1.0, MOST_MEDIA_FAULTS * target):
-            first = "\n  ".join(self._media_faults[:SHOWN_FAULTS])
+        found = self._media_faults.setdefault(iteration, [])
+        found.extend(reasons)
+        if len(found) > max(1.0, MOST_MEDIA_FAULTS * target):
+            first = "\n  ".join(found[:SHOWN_FAULTS])
             raise ConfigError(
-                f"{len(self._media_faults)} of about {target} groups have pictures that cannot be used. "
+                f"{len(found)} of about {target} groups have pictures that cannot be used. "
                 f"At most {MOST_MEDIA_FAULTS:.0%} may; correct them and start the run again. The first:\n"
                 f"  {first}"
             )

@@ -20,6 +20,8 @@ from yatt.errors import ConfigError
 from yatt.printable import value_in_words
 from yatt.records.message import Turn, pack_ids, unpack_ids
 
+TOO_LONG, EQUAL_PAIRS = "rollout/too_long", "rollout/equal_pairs"
+
 
 @dataclass(frozen=True, slots=True)
 class GivenIds:
@@ -34,9 +36,15 @@ class GivenIds:
         return max(sum(turn.num_tokens for turn in turns) for turns in self.completions)
 
     def fits(self, config: RunConfig) -> bool:
-        """Whether the run trains on it: neither its prompt nor a completion is too long."""
+        """Whether neither its prompt nor a completion is too long."""
         limits = config.data.max_prompt_tokens, config.rollout.max_response_tokens
         return len(self.prompt) <= limits[0] and self.longest <= limits[1]
+
+    def fault(self, config: RunConfig) -> str:
+        """Why the run does not train on it, as the metric that counts such rows; empty: it does."""
+        if len(self.completions) > 1 and self.completions[0] == self.completions[1]:
+            return EQUAL_PAIRS
+        return "" if self.fits(config) else TOO_LONG
 
     def group(self, number: int, row: int, text: str) -> PromptGroup:
         """The prompt group, which is complete."""
@@ -78,7 +86,7 @@ def given_ids(row: Row, tokenizer: Tokenizer, config: RunConfig) -> GivenIds:
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """What a check wants to know of a row: its largest token id, and whether a run trains on it."""
+    """What a check wants to know of a row: its largest token id, and whether it is short enough."""
 
     largest_id: int
     fits: bool
@@ -153,6 +161,8 @@ def _chat_turns(
                 ids = tokenizer.encode_parts(_rest(before, shown, message), adds_special=False)
                 yield Turn(pack_ids([*left, *ids]))
             shown = tokenizer.chat_parts([*said, message], add_generation_prompt=False)
+            if not _text_of(shown).startswith(_text_of(before)):
+                _refuse_unasked(tokenizer.chat_parts(said, add_generation_prompt=False), before, shown)
             ids = tokenizer.encode_parts(_rest(shown, before, message), adds_special=False)
             size = next((n for n in range(len(ids), 0, -1) if ids[n - 1] in ends), len(ids))
             if all(token in ends for token in ids[:size]):
@@ -165,6 +175,25 @@ def _chat_turns(
         said.append(message)
 
 
+def _text_of(parts: Sequence[TextPart]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _refuse_unasked(said: Sequence[TextPart], asked: Sequence[TextPart], shown: Sequence[TextPart]) -> None:
+    """Refuses a template that asks for an answer otherwise than it shows one.
+
+    Raises:
+        ConfigError: it does.
+    """
+    known, begun = _text_of(said), _text_of(asked)
+    if _text_of(shown).startswith(known) and begun.startswith(known):
+        raise ConfigError(
+            f"the chat template asks for an answer by {value_in_words(begun[len(known) :])}, and shows none "
+            "that begins so. Write rows as text: 'prompt' is all that the model is shown, and 'completion' "
+            "what it answers (data.map), with data.allow_special_tokens: true."
+        )
+
+
 def _rest(
     whole: Sequence[TextPart], beginning: Sequence[TextPart], message: dict[str, Any]
 ) -> list[TextPart]:
@@ -173,7 +202,7 @@ def _rest(
     Raises:
         ConfigError: it begins otherwise.
     """
-    text, known = ("".join(part.text for part in parts) for parts in (whole, beginning))
+    text, known = _text_of(whole), _text_of(beginning)
     if not text.startswith(known) or text == known:
         raise ConfigError(
             "the chat template shows a conversation otherwise once it goes on, so the model would be trained "

@@ -7,15 +7,13 @@ are part of a checkpoint. Token ids and log-probs are packed: 8 bytes per token.
 
 import msgspec
 
+from yatt.core.figures.evaluation import TRUNCATED as TRUNCATED
 from yatt.core.samples.rewards import Shaping, shaped_reward
 from yatt.errors import WorkerFailed
 from yatt.records.cluster import GroupFact
 from yatt.records.message import PlacedMedia, Rollout, SampleFact, Turn, pack_ids, unpack_ids
 
 EQUAL_REWARDS = 1e-6  # below this difference of rewards a group-relative estimator learns nothing
-TRUNCATED = "length"
-"""Finish reason of a completion that was cut by the length limit."""
-
 MOST_VERDICT = 2000
 """Number of characters of a verdict's end that are kept for people."""
 
@@ -212,21 +210,27 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         rewards = self.rewards(weights, shaping)
         return tuple(
             SampleFact(
-                sample_id=self.sample_id(s), prompt_group=self.number, reward=reward,
-                num_prompt_tokens=self.num_prompt_tokens, num_completion_tokens=s.num_tokens,
+                sample_id=self.sample_id(s),
+                prompt_group=self.number,
+                reward=reward,
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_completion_tokens=s.num_tokens,
                 is_masked=shaping.masks_truncated and s.finish_reason == TRUNCATED,
                 is_cut=s.finish_reason == TRUNCATED,
-                num_observation_tokens=s.num_response_tokens - s.num_tokens, num_turns=s.num_turns,
+                num_observation_tokens=s.num_response_tokens - s.num_tokens,
+                num_turns=s.num_turns,
             )
             for s, reward in zip(self.samples, rewards, strict=True)
-        )  # fmt: skip
+        )
 
     def fact(self, weights: dict[str, float], shaping: Shaping, now: int) -> GroupFact:
         """Returns metadata of an accepted group; `now` is the policy version that samples."""
         return GroupFact(
-            number=self.number, samples=self.facts(weights, shaping), scores=self.mean_scores(),
+            number=self.number,
+            samples=self.facts(weights, shaping),
+            scores=self.mean_scores(),
             ages=tuple(now - sample.oldest_version(now) for sample in self.samples),
-        )  # fmt: skip
+        )
 
     def mean_scores(self) -> dict[str, float]:
         """Returns the mean of each score and other number over the completions that have it."""
@@ -238,10 +242,9 @@ class PromptGroup(msgspec.Struct, kw_only=True):
 
     def rollouts(self) -> dict[int, Rollout]:
         """Returns the samples for the trainer, by sample id."""
+        prompt = Turn(self.prompt, media=self.media)
         return {
-            self.sample_id(s): Rollout(
-                sample_id=self.sample_id(s), turns=(Turn(self.prompt, media=self.media), *s.turns)
-            )
+            self.sample_id(s): Rollout(sample_id=self.sample_id(s), turns=(prompt, *s.turns))
             for s in self.samples
         }
 
@@ -273,6 +276,9 @@ class NodeState(msgspec.Struct, kw_only=True):
     """Fingerprint of the training files that contain the groups' rows; empty if unknown."""
 
     next_number: int
+    left: tuple[range, ...] = ()
+    """Lower numbers that this node is to open (`yatt.core.samples.prompts.PromptNumbers`)."""
+
     accepted: list[PromptGroup] = []
     unfinished: list[PromptGroup] = []
 

@@ -8,8 +8,8 @@ generation if the attempt is killed. `yatt.core.phases.kept_groups` has the rule
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from yatt.adapters.files.full_disk import is_full
@@ -31,6 +31,7 @@ from yatt.core.phases import kept_groups as rules
 from yatt.core.phases.kept_groups import BEGINNING, KeptFile, Origin, Share
 from yatt.errors import YattError, words_of
 from yatt.obs.story.events import EventLog
+from yatt.records.events.groups import GroupsNotKept, KeptGroupsPassedOver
 
 MOST_WAITING_BYTES = 64 << 20
 """Bytes of groups that may wait to be written; groups beyond them are not kept."""
@@ -49,6 +50,43 @@ class _Current:
     is_told: bool = False
 
 
+@dataclass(slots=True)
+class _Iterations:
+    """The first iteration of this attempt, and those of which it took a snapshot."""
+
+    first: int = 0
+    saved: set[int] = field(default_factory=set)
+
+
+class _BoundedWriter:
+    """The writer, with a limit of the bytes that wait."""
+
+    def __init__(self, writer: BackgroundWriter) -> None:
+        self._writer, self._lock = writer, threading.Lock()
+        self.waiting_bytes = 0
+
+    def put(self, size: int, write: Callable[[], None]) -> bool:
+        """Queues a write of so many bytes, which says when it is over (`written`); returns False if there
+        is no room for it."""
+        if self.waiting_bytes + size > MOST_WAITING_BYTES:
+            return False
+        self._count(size)
+        self._writer.call(write)
+        return True
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Queues what needs no memory."""
+        self._writer.call(work)
+
+    def written(self, size: int) -> None:
+        """So many bytes wait no more; from any thread."""
+        self._count(-size)
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.waiting_bytes += size
+
+
 class KeptGroups:
     """One node's kept groups.
 
@@ -61,15 +99,13 @@ class KeptGroups:
     def __init__(
         self, node: Node, events: EventLog, writer: BackgroundWriter, *, data: str, files: str
     ) -> None:
-        self._node, self._events, self._writer = node, events, writer
-        self._data, self._files = data, files
+        self._node, self._events, self._writer = node, events, _BoundedWriter(writer)
+        self._inputs = data, files
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._first = 0
-        self._saved: set[int] = set()
+        self._iterations = _Iterations()
         self._current: _Current | None = None
         self._found: dict[int, KeptGroup] = {}
         self._num_scores: dict[int, int] = {}  # of what is written, by prompt number
-        self._waiting_bytes, self._lock = 0, threading.Lock()
         self.restored = BEGINNING
         """Identity of the weights that this attempt has restored."""
 
@@ -81,18 +117,23 @@ class KeptGroups:
 
     def saved(self, iteration: int) -> None:
         """Records that a snapshot of this iteration was taken: groups of the next one may be used later."""
-        self._saved.add(iteration)
+        self._iterations.saved.add(iteration)
 
     async def begin(self, iteration: int, share: Share) -> None:
         """Begins an iteration: in the first one of the attempt, reads what earlier attempts have kept."""
-        node, before, is_first = self._node, self._current, not self._first
-        self._first = self._first or iteration
+        node, before, (data, files) = self._node, self._current, self._inputs
+        is_first = not self._iterations.first
+        first = self._iterations.first = self._iterations.first or iteration
         self._loop = asyncio.get_running_loop()
-        weights = rules.weights_of(iteration, attempt=node.attempt, first=self._first, restored=self.restored)
+        weights = rules.weights_of(iteration, attempt=node.attempt, first=first, restored=self.restored)
         origin = Origin(
-            run_id=node.config.run.id, settings=node.samples_hash, files=self._files, data=self._data,
-            weights=weights, iteration=iteration,
-        )  # fmt: skip
+            run_id=node.config.run.id,
+            settings=node.samples_hash,
+            files=files,
+            data=data,
+            weights=weights,
+            iteration=iteration,
+        )
         file = KeptFile(iteration, node.attempt, share.shard, share.num_shards)
         folder = node.paths.kept_groups
         writer = RecordWriter(node.paths.root, folder / file.name, head_of(origin))
@@ -119,12 +160,11 @@ class KeptGroups:
         if current is None or self._num_scores.get(group.number, -1) >= kept.num_scores:
             return
         data = encode_group(kept)
-        if self._waiting_bytes + len(data) > MOST_WAITING_BYTES:
-            self._say(current, f"{self._waiting_bytes} bytes wait to be written")
-            return
-        self._num_scores[group.number] = kept.num_scores
-        self._count_waiting(len(data))
-        self._writer.call(partial(self._write, current, group.number, kept.num_scores, data))
+        write = partial(self._write, current, group.number, kept.num_scores, data)
+        if self._writer.put(len(data), write):
+            self._num_scores[group.number] = kept.num_scores
+        else:
+            self._say(current, f"{self._writer.waiting_bytes} bytes wait to be written")
 
     async def _find(self, search: Search) -> None:
         try:
@@ -138,7 +178,7 @@ class KeptGroups:
             search.is_over.set()
         self._found = found.groups
         for name, reason in found.passed_over:
-            self._events.emit("groups.pass_over", name=name, reason=reason)
+            self._events.emit(KeptGroupsPassedOver(name=name, reason=reason))
 
     # ---- in the writer's thread -----------------------------------------------------------------
 
@@ -157,25 +197,22 @@ class KeptGroups:
             except (YattError, ValueError) as error:
                 self._say(current, words_of(error))
                 current.is_over = True
-        self._count_waiting(-len(data))
+        self._writer.written(len(data))
 
     def _end(self, current: _Current) -> None:
         """Closes the file of an iteration that is over, and removes it if no attempt can use it."""
         current.is_over = True
         current.writer.close()
-        if rules.is_for_nobody(current.file.iteration, first=self._first, saved=self._saved):
+        mine = self._iterations
+        if rules.is_for_nobody(current.file.iteration, first=mine.first, saved=mine.saved):
             _remove(current.writer)
-
-    def _count_waiting(self, num_bytes: int) -> None:
-        with self._lock:
-            self._waiting_bytes += num_bytes
 
     def _say(self, current: _Current, error: str) -> None:
         """Emits an event, once per file, from any thread."""
         if current.is_told or self._loop is None:
             return
         current.is_told = True
-        emit = partial(self._events.emit, "groups.not_kept", iteration=current.file.iteration, error=error)
+        emit = partial(self._events.emit, GroupsNotKept(iteration=current.file.iteration, error=error))
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(emit)
 

@@ -80,9 +80,12 @@ def find_groups(search: Search) -> Found:
     share, records, places = search.share, list[KeptRecord](), dict[KeptRecord, RecordPlace]()
     for file in kept_files(search.folder):
         is_candidate = rules.may_hold_mine(
-            file, iteration=search.origin.iteration, attempt=search.attempt, shard=share.shard,
+            file,
+            iteration=search.origin.iteration,
+            attempt=search.attempt,
+            shard=share.shard,
             num_shards=share.num_shards,
-        )  # fmt: skip
+        )
         if not is_candidate or search.is_over.is_set():
             continue
         try:

@@ -9,11 +9,14 @@ from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.gpus.engines import ABORTED
-from yatt.control.rollouts.scoring.judging import Judge, Question, Refused, note_answer
+from yatt.control.rollouts.scoring.asked import AskedQuestion, Refused, Rendered, note_answer
+from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.samples.teaching import distilled_turns, likeliest_fault, rewarded_turns
-from yatt.core.samples.verdict import render_template, transformed_values
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, YattError
+from yatt.judging.protocol import Question
+from yatt.judging.reading import transformed_values
+from yatt.judging.template import render_template
 from yatt.records import message as m
 from yatt.records.judged import REFUSED, Said
 from yatt.records.message import pack_ids, unpack_floats
@@ -26,7 +29,7 @@ async def answered_by(judge: Judge, config: RunConfig, ask: m.Ask) -> m.Message:
         return m.Failed(error=f"there is no GenRM '{ask.genrm}' in this run", exit_code=EXIT_USER_MISTAKE)
     try:
         # The function's text contains a completion, so it must not become control tokens.
-        said = await judge.ask(genrm, ask, [TextPart(ask.text, False)])
+        said = await judge.ask(genrm, ask, Rendered(parts=[TextPart(ask.text, False)]))
     except YattError as error:
         return m.Failed(error=str(error))
     if said.finish_reason in (REFUSED, ABORTED):
@@ -42,7 +45,7 @@ async def scalar_scores(judge: Judge, genrm: GenRMSection, subjects: Sequence[Su
     """Returns the scores of completions from the numbers of a scalar reward model.
 
     Raises:
-        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.verdicts`.
+        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.answer`.
     """
     found = await asyncio.gather(*(_number(judge, genrm, each) for each in subjects), return_exceptions=True)
     failed = [each for each in found if isinstance(each, BaseException)]
@@ -61,13 +64,15 @@ async def _number(judge: Judge, genrm: GenRMSection, subject: Subject) -> float:
         parts = [TextPart(*part) for part in render_template(genrm.template, shown)]
         return pack_ids(tokenizer.encode_parts(parts, adds_special=True))
 
-    completed = await judge.scored(genrm, ids, len(shown.prompt) + len(subject.sample.text))
+    length = len(shown["prompt"]) + len(subject.sample.text)
+    completed = await judge.scored(genrm, ids, length)
     if not math.isfinite(completed.score):
         raise Refused(f"GenRM '{genrm.name}' gave {completed.score}, which is no score")
     said = Said(text=f"{completed.score:.7g}", finish_reason=completed.finish_reason)
     subject.sample.verdicts = {**subject.sample.verdicts, genrm.name: said.text}
-    question = Question(subject=subject, shown=shown, about=(subject.sample,), number=subject.sample.index)
-    note_answer(genrm.name, question, said, 1, m.Scored(score=completed.score))
+    question = Question(key=str(subject.sample.index), fields={}, about=(0,))
+    asked = AskedQuestion(subjects=(subject,), question=question, number=0, shown=shown)
+    note_answer(genrm.name, asked, said, 1, m.Scored(score=completed.score))
     return completed.score
 
 
@@ -76,7 +81,7 @@ async def taught_score(judge: Judge, genrm: GenRMSection, subject: Subject) -> f
     returns the mean of its log-probs less the sampler's.
 
     Raises:
-        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.verdicts`.
+        Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `Judge.answer`.
     """
     subject.counters[f"genrm/{genrm.name}/asked"] += 1
     prompt, sample = subject.group.prompt, subject.sample

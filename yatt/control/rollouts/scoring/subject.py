@@ -7,7 +7,7 @@ from typing import Any
 from yatt.adapters.inputs.dataset import Row, conversation_of, prompt_text, truth_text
 from yatt.config.schema import GenRMSection
 from yatt.control.rollouts.groups.groups import PromptGroup, SampleState
-from yatt.core.samples.verdict import Shown, ShownText, conversation_text
+from yatt.judging.template import Shown, ShownText, conversation_text
 from yatt.records import message as m
 
 
@@ -25,6 +25,8 @@ class Judged:
     finish_reason: str
     tries: int
     verdict: m.Scored | None
+    criteria: tuple[str, ...] = ()
+    """Those of which the verdict has a value each, instead of a score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Subject:
     preds: dict[str, str] = field(default_factory=dict)
     """Answers that functions read in the completion, by name of the score."""
 
-    unreadable: dict[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    unreadable: dict[str, dict[int, tuple[int, str]]] = field(default_factory=dict)
     """What a GenRM was asked and said, where no verdict was found in it, by the GenRM's name: of the first
     such question, by the numbers of question and try, because the order of answers depends on timing."""
 
@@ -52,7 +54,8 @@ class Subject:
 
     def note_unreadable(self, genrm: str, number: tuple[int, int], why: str) -> None:
         """Notes an answer without a verdict, with the numbers of its question and try."""
-        self.unreadable[genrm] = min(self.unreadable.get(genrm, (number, why)), (number, why))
+        of_genrm, (question, attempt) = self.unreadable.setdefault(genrm, {}), number
+        of_genrm[question] = min(of_genrm.get(question, (attempt, why)), (attempt, why))
 
     @property
     def place(self) -> str:
@@ -75,17 +78,26 @@ class Subject:
     def shown(self, **completions: ShownText) -> Shown:
         """What a GenRM is shown: the data row, and `completions` by the names of the template's fields."""
         row = self.row
-        return Shown(
-            prompt=prompt_text(row.prompt), ground_truth=truth_text(row.ground_truth),
-            data_source=row.data_source, **completions,
-        )  # fmt: skip
+        return {
+            "prompt": prompt_text(row.prompt),
+            "ground_truth": truth_text(row.ground_truth),
+            "data_source": row.data_source,
+            **completions,
+        }
 
-    def order(self, name: str, text: str, *, num_ranked: int = 0) -> m.Score:
+    def order(self, name: str, text: str, *, num_ranked: int = 0, criteria: tuple[str, ...] = ()) -> m.Score:
         """The order to score `text`: the completion, or a GenRM's verdict on it."""
         group, sample = self.group, self.sample
         return m.Score(
-            reward=name, prompt=group.prompt_text, completion=text, row=self.ref,
-            is_held_out=self.is_held_out, finish_reason=sample.finish_reason,
-            num_prompt_tokens=group.num_prompt_tokens, num_completion_tokens=sample.num_tokens,
-            turns=self.turns, num_ranked=num_ranked,
-        )  # fmt: skip
+            reward=name,
+            prompt=group.prompt_text,
+            completion=text,
+            row=self.ref,
+            is_held_out=self.is_held_out,
+            finish_reason=sample.finish_reason,
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_completion_tokens=sample.num_tokens,
+            turns=self.turns,
+            num_ranked=num_ranked,
+            criteria=criteria,
+        )

@@ -1,0 +1,225 @@
+"""Signs that a GenRM's verdicts say little, or that a policy pleases it and not the rule beside it. Pure.
+
+A *gap* between a judge and a rule: the running median of the rule's mean has fallen clearly below its best,
+and the judge's has not fallen since. A policy that has found what its judge likes shows only this: the
+judge's own curve stays where it is.
+
+*Clearly* is both a share of what the rule has reached, and more than the noise of its means: an extreme of
+many medians lies above the others by chance.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from yatt.core.figures.drop_counters import counter_name
+
+Row = Mapping[str, Any]
+
+MEDIAN_ROWS = 5
+LEAST_FALL = 0.1
+"""Smallest fall, as a share of the largest of the rule's best value and the range of its medians."""
+
+NOISES = 4.0
+"""Smallest fall, in standard deviations of one mean."""
+
+SIGMA_OF_STEP = 0.886
+"""Standard deviation of normal values by the mean absolute difference of two: the root of pi, halved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTrack:
+    """Means of one score, as far as they were seen: the last ones, extremes of their medians, and the sum and
+    number of absolute differences between neighbours."""
+
+    last: tuple[float, ...] = ()
+    lowest: float = 0.0
+    highest: float = 0.0
+    steps_sum: float = 0.0
+    num_steps: int = 0
+
+    def longer(self, value: float) -> "ScoreTrack":
+        """This track with one more mean."""
+        last = (*self.last, value)[-MEDIAN_ROWS:]
+        median = statistics.median(last)
+        if not self.last:
+            return ScoreTrack(last=last, lowest=median, highest=median)
+        return ScoreTrack(
+            last=last,
+            lowest=min(self.lowest, median),
+            highest=max(self.highest, median),
+            steps_sum=self.steps_sum + abs(value - self.last[-1]),
+            num_steps=self.num_steps + 1,
+        )
+
+    @property
+    def median(self) -> float:
+        """Running median."""
+        return statistics.median(self.last)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough means were seen for a median."""
+        return len(self.last) == MEDIAN_ROWS
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one mean."""
+        return SIGMA_OF_STEP * self.steps_sum / max(1, self.num_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The highest median of a rule, and the judges' medians at that iteration."""
+
+    value: float
+    judges: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A judge and a rule, with their medians when the rule's was best, and now."""
+
+    judge: str
+    rule: str
+    judge_then: float
+    judge_now: float
+    rule_then: float
+    rule_now: float
+
+    def in_words(self) -> str:
+        """Returns what happened."""
+        return (
+            f"'{self.rule}' fell from {self.rule_then:.3f} to {self.rule_now:.3f} while the judge "
+            f"'{self.judge}' went from {self.judge_then:.3f} to {self.judge_now:.3f}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapState:
+    """What was seen of all scores."""
+
+    tracks: Mapping[str, ScoreTrack] = field(default_factory=dict)
+    best: Mapping[str, Best] = field(default_factory=dict)
+
+    def after(self, row: Mapping[str, Any], judges: Sequence[str], rules: Sequence[str]) -> "GapState":
+        """Returns the state after an iteration's row; a score that the row lacks keeps what it had."""
+        tracks = dict(self.tracks)
+        for name in (*judges, *rules):
+            value = row.get(f"critic/score/{name}/mean")
+            if isinstance(value, int | float):
+                tracks[name] = tracks.get(name, ScoreTrack()).longer(float(value))
+        known = {
+            judge: tracks[judge].median for judge in judges if judge in tracks and tracks[judge].is_known
+        }
+        best = dict(self.best)
+        for rule in rules:
+            track = tracks.get(rule)
+            if track is None or not track.is_known:
+                continue
+            if rule not in best or track.median >= best[rule].value:
+                best[rule] = Best(value=track.median, judges=known)
+        return replace(self, tracks=tracks, best=best)
+
+    def gaps(self) -> list[Gap]:
+        """Returns the gaps that there are now."""
+        return [
+            Gap(
+                judge=judge,
+                rule=rule,
+                judge_then=then,
+                judge_now=self.tracks[judge].median,
+                rule_then=best.value,
+                rule_now=self.tracks[rule].median,
+            )
+            for rule, best in self.best.items()
+            for judge, then in best.judges.items()
+            if _has_fallen(self.tracks[rule], best.value) and _holds(self.tracks[judge], then)
+        ]
+
+
+def _has_fallen(track: ScoreTrack, best: float) -> bool:
+    share = LEAST_FALL * max(abs(best), track.highest - track.lowest)
+    return best - track.median > max(share, NOISES * track.noise)
+
+
+def _holds(track: ScoreTrack, then: float) -> bool:
+    return track.median >= then - 2 * track.noise
+
+
+# ---- one row ------------------------------------------------------------------------------------
+
+MOST_UNREADABLE, LEAST_ASKED = 0.2, 5
+"""Share of a GenRM's answers without a verdict that is an alarm, and answers of which it is taken."""
+
+MOST_CONTRADICTIONS, MOST_FIRST, LEAST_PAIRS = 0.4, 0.65, 20
+"""Share of pairs in which the place decided, share of decided comparisons that the completion shown first
+won, and comparisons of which they are taken."""
+
+LEAST_CONFIDENCE = 0.7
+"""Mean probability of the word that a soft verdict writes, below which verdicts say little."""
+
+LEAST_GROUPS = 4
+"""Groups of which it is said that a criterion differs in none."""
+
+
+def unreadable_judges(row: Row) -> list[str]:
+    """Returns the GenRMs whose share of answers without a verdict is too large, with it."""
+    found = []
+    for name, asked in _counted(row, "/asked", LEAST_ASKED):
+        kinds = (_count(row, f"genrm/{name}/{kind}") for kind in ("unparsable", "truncated"))
+        if (share := sum(kinds) / asked) > MOST_UNREADABLE:
+            found.append(f"'{name}' to {share:.0%}")
+    return found
+
+
+def place_signs(row: Row) -> list[str]:
+    """Returns what each GenRM that judges by the place of a completion does, in words."""
+    found = []
+    for name, pairs in _counted(row, "/pairs", LEAST_PAIRS):
+        share = _count(row, f"genrm/{name}/contradictions") / pairs
+        if share > MOST_CONTRADICTIONS:
+            found.append(
+                f"GenRM '{name}' contradicted itself in {share:.0%} of the pairs shown in both orders"
+            )
+    for name, decided in _counted(row, "/decided", LEAST_PAIRS):
+        first = _count(row, f"genrm/{name}/first_won") / decided
+        for which, share in (("first", first), ("second", 1 - first)):
+            if share > MOST_FIRST:
+                found.append(f"GenRM '{name}' preferred the {which} place in {share:.0%} of its comparisons")
+    return found
+
+
+def unsure_judges(row: Row) -> list[str]:
+    """Returns the GenRMs whose soft verdicts say little, with the mean share of their likeliest word."""
+    found = []
+    for key in row:
+        name = counter_name(key, "critic/score/", "/confidence/mean")
+        if name and f"critic/score/{name}/elsewhere/mean" in row and _count(row, key) < LEAST_CONFIDENCE:
+            found.append(f"'{name}' ({_count(row, key):.2f})")
+    return found
+
+
+def same_criteria(row: Row) -> list[str]:
+    """Returns the criteria of rubrics whose values differed in no group."""
+    found = []
+    for name, groups in _counted(row, "/groups", LEAST_GROUPS):
+        judge, _, criterion = name.partition("/criterion/")
+        if criterion and _count(row, f"genrm/{name}/same") >= groups:
+            found.append(f"'{criterion}' of GenRM '{judge}'")
+    return found
+
+
+def _counted(row: Row, end: str, least: float) -> Iterator[tuple[str, float]]:
+    """Yields the GenRMs with a counter of this name that is large enough, and its value; or criteria, as
+    GENRM/criterion/NAME."""
+    for key in row:
+        name = counter_name(key, "genrm/", end)
+        if name and (count := _count(row, key)) >= least:
+            yield name, count
+
+
+def _count(row: Row, key: str) -> float:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0

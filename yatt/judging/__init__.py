@@ -1,0 +1,1 @@
+"""How completions are judged: what is asked of a GenRM, and what its answers mean. Pure."""

@@ -1,0 +1,1 @@
+"""Ways of judging, one a module: see `yatt.judging.protocol`."""

@@ -1,0 +1,1 @@
+"""Towers of models that take pictures: their kinds, and the tables of their weights."""
