@@ -301,6 +301,55 @@ def test_a_judge_whose_soft_verdicts_say_little_is_an_alarm(confidence, is_alarm
     assert all("verdicts of 'j' (0.69)" in each.message for each in changes)
 
 
+def growing(lengths: list[float], share: float) -> list[Row]:
+    return [
+        {STEP: i, "response_length/mean": length, "critic/score/j/longer_wins/mean": share}
+        for i, length in enumerate(lengths, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "share", "is_alarm"),
+    [
+        ([100] * 8 + [130] * 8, 0.8, True),
+        ([100] * 8 + [130] * 8, 0.75, False),
+        ([100] * 8 + [119] * 8, 0.8, False),
+        ([130] * 8 + [100] * 8, 0.8, False),
+    ],
+)
+def test_a_judge_that_likes_length_is_an_alarm_once_completions_grow(lengths, share, is_alarm):
+    changes = changes_of(growing(lengths, share), Rules(iterations=3))
+    assert [each.alarm for each in changes] == ([Alarm.JUDGE_LENGTH] if is_alarm else [])
+    assert all("had the higher score: 'j' in 80% of the pairs" in each.message for each in changes)
+
+
+def same_share(share: float, groups: int = 16) -> Row:
+    return {"rollout/groups": groups, "critic/score/j/same/mean": share}
+
+
+@pytest.mark.parametrize(
+    ("row", "alarms"),
+    [
+        (same_share(0.95), [Alarm.JUDGE_SAME]),
+        (same_share(0.9), []),
+        (same_share(1.0, groups=3), []),
+        ({**same_share(1.0), "training/flat_groups": 1.0}, [Alarm.GROUPS_FLAT]),
+        ({**same_share(1.0), "genrm/j/asked": 10, "genrm/j/unparsable": 3}, [Alarm.JUDGE_UNREADABLE]),
+    ],
+)
+def test_a_judge_that_says_the_same_of_all_completions_is_an_alarm_unless_that_has_a_reason(row, alarms):
+    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3))
+    assert [each.alarm for each in changes] == alarms
+
+
+@pytest.mark.parametrize("sign", [same_share(0.95), {**PLACE, "genrm/j/first_won": 90}])
+def test_a_sign_of_a_judge_is_no_reason_for_a_gradient_of_zero(sign):
+    changes = changes_of(
+        [{STEP: i, "actor/grad_norm": 0.0, **sign} for i in range(1, 4)], Rules(iterations=3)
+    )
+    assert Alarm.NO_GRADIENT in [each.alarm for each in changes]
+
+
 def same_in(same: int, groups: int, name: str = "right") -> Row:
     place = f"genrm/a/b/criterion/{name}"
     return {f"{place}/groups": groups, f"{place}/same": same}

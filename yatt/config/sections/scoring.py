@@ -94,8 +94,8 @@ MOST_LIKELIEST = 128
 LEAST_SOFT = 0.01
 """Lowest temperature above 0 at which log-probs are of what was sampled."""
 
-MEASURES = ("confidence", "elsewhere")
-"""What soft verdicts say of themselves: metrics like criteria."""
+MEASURES = ("confidence", "elsewhere", "same", "longer_wins")
+"""What soft verdicts and scores say of a judge: metrics like criteria."""
 
 _OF_SCALARS = ("transform", "label")
 _OF_TEACHERS = ("coef", "data_sources", "top_k")
@@ -334,9 +334,10 @@ class GenRMSection:
         verdict, known = self.verdict, VerdictSection()
         measured = [each.name for each in self.judging.criteria if each.name in MEASURES]
         rule(
-            verdict.read == "word" or (not measured and self.judging.asks == "each"),
-            "read: soft needs judging.asks: each, and criteria that are not named confidence or elsewhere.",
+            not measured,
+            f"judging.criteria: {', '.join(MEASURES)} are names of a judge's own measures; write another.",
         )
+        rule(verdict.read == "word" or self.judging.asks == "each", "read: soft needs judging.asks: each.")
         has_scale = known.minimum < verdict.minimum < verdict.maximum < known.maximum
         rule(
             all(0 <= value <= 1 for value in verdict.scores.values()) and (bool(verdict.scores) or has_scale),

@@ -28,9 +28,12 @@ from yatt.core.figures.drop_counters import (
     is_drop_counter,
 )
 from yatt.core.figures.judge_signs import (
-    GapState,
+    JUDGE_WORDS,
+    ScoreState,
+    length_judges,
     place_signs,
     same_criteria,
+    same_judges,
     unreadable_judges,
     unsure_judges,
 )
@@ -79,6 +82,8 @@ class Alarm(Enum):
     JUDGE_PLACE = "judge.place"
     JUDGE_UNSURE = "judge.unsure"
     JUDGE_CRITERION = "judge.criterion"
+    JUDGE_LENGTH = "judge.length"
+    JUDGE_SAME = "judge.same"
 
 
 AT_ONCE = frozenset({Alarm.VALIDATION_FAILED, Alarm.JUDGE_UNREADABLE})
@@ -157,7 +162,7 @@ class AlarmState:
     drops: Mapping[str, float] = field(default_factory=dict)
     drops_since: int = 0
     drops_told: int | None = None
-    scores: GapState = field(default_factory=GapState)
+    scores: ScoreState = field(default_factory=ScoreState)
 
 
 def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[Change, ...]]:
@@ -170,6 +175,8 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     explained = _explained(row, signs)
     if scores.gaps():  # it explains no other sign
         signs[Alarm.JUDGE_GAP] = 0.0
+    if scores.has_longer_texts and length_judges(row):
+        signs[Alarm.JUDGE_LENGTH] = 0.0
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
     # A sign that follows from another sign neither continues nor ends its own streak.
     streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in explained}
@@ -231,7 +238,7 @@ def _signs_of_scores(row: Row) -> dict[Alarm, float]:
     found = {}
     if any(share > MOST_FAILED for share in _validation_shares(row)):
         found[Alarm.VALIDATION_FAILED] = 0.0
-    found |= {alarm: 0.0 for alarm, signs in _OF_JUDGES.items() if signs(row)}
+    found |= {alarm: 0.0 for alarm in _OF_ROWS if _OF_JUDGES[alarm](row)}
     if names := same_criteria(row):  # others in the next iteration are another alarm
         found[Alarm.JUDGE_CRITERION] = float(zlib.crc32("".join(names).encode()))
     return found
@@ -247,6 +254,8 @@ def _explained(row: Row, found: Mapping[Alarm, float]) -> set[Alarm]:
     explained = set() if _validation_shares(row) else {Alarm.VALIDATION_FAILED}
     if Alarm.JUDGE_UNREADABLE in found:
         explained |= {Alarm.REWARD_FLAT, Alarm.GROUPS_FLAT}
+    if found.keys() & {Alarm.JUDGE_UNREADABLE, Alarm.REWARD_FLAT, Alarm.GROUPS_FLAT}:
+        explained.add(Alarm.JUDGE_SAME)
     if _jumps(row) and Alarm.LOSS_EXPLODED in found:
         explained.add(Alarm.POLICY_JUMPS)
     if _has_no_gradient(row) and _explains_gradient(row, found):
@@ -266,7 +275,7 @@ def _has_no_gradient(row: Row) -> bool:
 def _explains_gradient(row: Row, found: Mapping[Alarm, float]) -> bool:
     if _number(row, "response_length/masked_ratio") == 1.0:
         return Alarm.ALL_CUT in found
-    return bool(found.keys() - {Alarm.ALL_CUT, Alarm.NO_GRADIENT})
+    return bool(found.keys() - _WITH_GRADIENT)
 
 
 def _loss(row: Row, rules: Rules) -> float:
@@ -304,14 +313,22 @@ _OF_JUDGES = {
     Alarm.JUDGE_PLACE: place_signs,
     Alarm.JUDGE_UNSURE: unsure_judges,
     Alarm.JUDGE_CRITERION: same_criteria,
+    Alarm.JUDGE_LENGTH: length_judges,
+    Alarm.JUDGE_SAME: same_judges,
 }
-"""Signs of GenRMs in a row, each in words."""
+"""What a row says of GenRMs, in words."""
+
+_WITH_GRADIENT = {Alarm.ALL_CUT, Alarm.NO_GRADIENT} | (_OF_JUDGES.keys() - {Alarm.JUDGE_UNREADABLE})
+"""Signs that are no reason for a gradient of 0."""
+
+_OF_ROWS = _OF_JUDGES.keys() - {Alarm.JUDGE_LENGTH}
+"""Alarms for which that is the sign."""
 
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def _begin(alarm: Alarm, row: Row, streak: Streak, scores: GapState) -> Begins:
-    (seen, cure), iteration = _WORDS[alarm], row[STEP]
+def _begin(alarm: Alarm, row: Row, streak: Streak, scores: ScoreState) -> Begins:
+    (seen, cure), iteration = JUDGE_WORDS.get(alarm.value) or _WORDS[alarm], row[STEP]
     when = f"in the last {streak.length} iterations, since iteration {streak.since}"
     if streak.length == 1:
         when = f"in iteration {iteration}"
@@ -324,23 +341,6 @@ def _begin(alarm: Alarm, row: Row, streak: Streak, scores: GapState) -> Begins:
 
 
 _WORDS = {
-    Alarm.JUDGE_UNREADABLE: (
-        "a GenRM gave answers without a readable verdict ({judges} of the questions)",
-        "They teach nothing, or a score that says nothing. Look at genrms[].max_tokens, at verdict, and at "
-        "the template; events.jsonl (judge.unreadable) has examples.",
-    ),
-    Alarm.JUDGE_GAP: (
-        "{gaps}, seen",
-        "The policy may have found what the judge likes and nobody wants. Read completions with high scores "
-        "(`yatt show`), put a rule before the judge, or go on from a checkpoint before it: "
-        "run.from_checkpoint.",
-    ),
-    Alarm.JUDGE_PLACE: ("{judges}", "It sees no difference, or prefers a place (judging.orders: both)."),
-    Alarm.JUDGE_UNSURE: (
-        "the likeliest word of soft verdicts of {judges} was no likelier than that, on the average",
-        "If critic/score/NAME/elsewhere/mean is large, the template does not lead to the verdict's words.",
-    ),
-    Alarm.JUDGE_CRITERION: ("the value of {judges} differed in no prompt group", "Write it harder."),
     Alarm.VALIDATION_FAILED: (
         f"more than {MOST_FAILED:.0%} of the held-out completions had no score",
         "Their mean is that of the others, and chooses no checkpoint. events.jsonl (validation.failed) has "

@@ -1,4 +1,5 @@
-"""Signs that a GenRM's verdicts say little, or that a policy pleases it and not the rule beside it. Pure.
+"""Signs that a GenRM's verdicts say little, or that a policy pleases it and not the rule beside it, with the
+sentences of their alarms. Pure.
 
 A *gap* between a judge and a rule: the running median of the rule's mean has fallen clearly below its best,
 and the judge's has not fallen since. A policy that has found what its judge likes shows only this: the
@@ -8,12 +9,14 @@ judge's own curve stays where it is.
 many medians lies above the others by chance.
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from yatt.core.figures.drop_counters import counter_name
+from yatt.core.samples.rewards import EQUAL_REWARDS
 
 Row = Mapping[str, Any]
 
@@ -97,13 +100,14 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapState:
-    """What was seen of all scores."""
+class ScoreState:
+    """What was seen of all scores, and of the length of completions."""
 
     tracks: Mapping[str, ScoreTrack] = field(default_factory=dict)
     best: Mapping[str, Best] = field(default_factory=dict)
+    length: ScoreTrack = field(default_factory=ScoreTrack)
 
-    def after(self, row: Mapping[str, Any], judges: Sequence[str], rules: Sequence[str]) -> "GapState":
+    def after(self, row: Mapping[str, Any], judges: Sequence[str], rules: Sequence[str]) -> "ScoreState":
         """Returns the state after an iteration's row; a score that the row lacks keeps what it had."""
         tracks = dict(self.tracks)
         for name in (*judges, *rules):
@@ -120,7 +124,14 @@ class GapState:
                 continue
             if rule not in best or track.median >= best[rule].value:
                 best[rule] = Best(value=track.median, judges=known)
-        return replace(self, tracks=tracks, best=best)
+        length = row.get("response_length/mean")
+        longer = self.length.longer(float(length)) if isinstance(length, int | float) else self.length
+        return replace(self, tracks=tracks, best=best, length=longer)
+
+    @property
+    def has_longer_texts(self) -> bool:
+        """Whether completions have become clearly longer than they were."""
+        return self.length.is_known and self.length.median > LEAST_GROWTH * self.length.lowest
 
     def gaps(self) -> list[Gap]:
         """Returns the gaps that there are now."""
@@ -161,7 +172,33 @@ LEAST_CONFIDENCE = 0.7
 """Mean probability of the word that a soft verdict writes, below which verdicts say little."""
 
 LEAST_GROUPS = 4
-"""Groups of which it is said that a criterion differs in none."""
+"""Groups of which it is said that a criterion or a score differs in none."""
+
+MOST_LONGER, LEAST_GROWTH = 0.75, 1.2
+"""Share of pairs in which the longer completion has the higher score, and growth of completions, above which
+a judge may be pleased by length."""
+
+MOST_SAME = 0.9
+"""Share of groups in which all scores of a judge are equal, above which it says nothing."""
+
+LONGER, SAME = "longer_wins", "same"
+
+
+def judge_measures(scores: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
+    """Returns what a judge's scores of a group's completions say of the judge: `same`, 1 if all are equal,
+    else 0; and `longer_wins`, of the pairs that differ in both, the share in which the longer completion has
+    the higher score, if there are any.
+
+    Args:
+        lengths: tokens of the completions.
+    """
+    longer = total = 0
+    for (score, length), (other, its_length) in itertools.combinations(zip(scores, lengths, strict=True), 2):
+        if length != its_length and abs(score - other) >= EQUAL_REWARDS:
+            total += 1
+            longer += (score > other) == (length > its_length)
+    found = {SAME: float(max(scores) - min(scores) < EQUAL_REWARDS)}
+    return found | ({LONGER: longer / total} if total else {})
 
 
 def unreadable_judges(row: Row) -> list[str]:
@@ -211,6 +248,25 @@ def same_criteria(row: Row) -> list[str]:
     return found
 
 
+def length_judges(row: Row) -> list[str]:
+    """Returns the judges that mostly score the longer of two completions higher, with the share."""
+    return [f"'{name}' in {share:.0%} of the pairs" for name, share in _measured(row, LONGER, MOST_LONGER)]
+
+
+def same_judges(row: Row) -> list[str]:
+    """Returns the judges that score all completions of a group alike in nearly every group."""
+    if _count(row, "rollout/groups") < LEAST_GROUPS:
+        return []
+    return [f"'{name}' in {share:.0%}" for name, share in _measured(row, SAME, MOST_SAME)]
+
+
+def _measured(row: Row, measure: str, least: float) -> Iterator[tuple[str, float]]:
+    for key in row:
+        name = counter_name(key, "critic/score/", f"/{measure}/mean")
+        if name and (share := _count(row, key)) > least:
+            yield name, share
+
+
 def _counted(row: Row, end: str, least: float) -> Iterator[tuple[str, float]]:
     """Yields the GenRMs with a counter of this name that is large enough, and its value; or criteria, as
     GENRM/criterion/NAME."""
@@ -223,3 +279,38 @@ def _counted(row: Row, end: str, least: float) -> Iterator[tuple[str, float]]:
 def _count(row: Row, key: str) -> float:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+# ---- sentences ----------------------------------------------------------------------------------
+
+JUDGE_WORDS = {
+    "judge.unreadable": (
+        "a GenRM gave answers without a readable verdict ({judges} of the questions)",
+        "They teach nothing, or a score that says nothing. Look at genrms[].max_tokens, at verdict, and at "
+        "the template; events.jsonl (judge.unreadable) has examples.",
+    ),
+    "judge.gap": (
+        "{gaps}, seen",
+        "The policy may have found what the judge likes and nobody wants. Read completions with high scores "
+        "(`yatt show`), put a rule before the judge, or go on from a checkpoint before it: "
+        "run.from_checkpoint.",
+    ),
+    "judge.place": ("{judges}", "It sees no difference, or prefers a place (judging.orders: both)."),
+    "judge.unsure": (
+        "the likeliest word of soft verdicts of {judges} was no likelier than that, on the average",
+        "If critic/score/NAME/elsewhere/mean is large, the template does not lead to the verdict's words.",
+    ),
+    "judge.criterion": ("the value of {judges} differed in no prompt group", "Write it harder."),
+    "judge.length": (
+        "completions have become longer, and the longer one had the higher score: {judges}, seen",
+        "The policy may learn to write more instead of better. Compare a short and a long completion "
+        "(`yatt show`), say in the template that length does not count, or set "
+        "algorithm.overlong_buffer_tokens.",
+    ),
+    "judge.same": (
+        "all completions of a prompt had the same score of GenRM {judges} of the groups",
+        "Such a judge teaches nothing. Let it compare (judging.by: pairwise), or ask it single questions "
+        "(judging.by: rubric).",
+    ),
+}
+"""Of each alarm by its name: what was seen, and the cure."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+EQUAL_REWARDS = 1e-6
+"""Below this difference of rewards a group-relative estimator learns nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:

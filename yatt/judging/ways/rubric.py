@@ -123,7 +123,7 @@ class Rubric:
         found = list(section.criteria)
         if section.criteria_key:
             found += criteria_of_row(group.row, section.criteria_key, may_lack=bool(section.criteria))
-        _check_names(found, section.criteria_key, self.genrm)
+        _check_names(found, section.criteria_key)
         draw = random.Random(f"criteria/{group.seed}")
         kept = [each for each in found if draw.random() >= section.drop or each.required or each.rule]
         return kept if any(each.weight > 0 and each.text for each in kept) else found
@@ -155,7 +155,7 @@ def refuse_row(genrm: GenRMSection, row: Mapping[str, Any]) -> None:
     key = genrm.judging.criteria_key
     if key:
         own = genrm.judging.criteria
-        _check_names([*own, *criteria_of_row(row, key, may_lack=bool(own))], key, genrm)
+        _check_names([*own, *criteria_of_row(row, key, may_lack=bool(own))], key)
 
 
 def criteria_of_row(row: Mapping[str, Any], key: str, *, may_lack: bool = False) -> list[CriterionSection]:
@@ -213,11 +213,11 @@ def is_encodable(text: str) -> bool:
     return text == text.encode(errors="replace").decode()
 
 
-def _check_names(criteria: Sequence[CriterionSection], key: str, genrm: GenRMSection) -> None:
+def _check_names(criteria: Sequence[CriterionSection], key: str) -> None:
     """Refuses what only a row can have: the config's own criteria were checked before."""
     names = [each.name for each in criteria]
-    if genrm.verdict.read == "soft" and (taken := [name for name in names if name in MEASURES]):
-        raise UnusableRow(f"{key}: the name {taken[0]!r} is that of a measure of soft verdicts")
+    if taken := [name for name in names if name in MEASURES]:
+        raise UnusableRow(f"{key}: the name {taken[0]!r} is that of one of a judge's own measures")
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if twice:
         raise UnusableRow(f"{key}: two criteria are named {twice[0]!r}")

@@ -5,15 +5,17 @@ that are accepted beyond the target of an iteration, and interrupted groups, are
 are part of a checkpoint. Token ids and log-probs are packed: 8 bytes per token.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from yatt.core.figures.evaluation import TRUNCATED as TRUNCATED
-from yatt.core.samples.rewards import Shaping, shaped_reward
+from yatt.core.figures.judge_signs import judge_measures
+from yatt.core.samples.rewards import EQUAL_REWARDS, Shaping, shaped_reward
 from yatt.errors import WorkerFailed
 from yatt.records.cluster import GroupFact
 from yatt.records.message import PlacedMedia, Rollout, SampleFact, Turn, pack_ids, unpack_ids
 
-EQUAL_REWARDS = 1e-6  # below this difference of rewards a group-relative estimator learns nothing
 MOST_VERDICT = 2000
 """Number of characters of a verdict's end that are kept for people."""
 
@@ -223,12 +225,18 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             for s, reward in zip(self.samples, rewards, strict=True)
         )
 
-    def fact(self, weights: dict[str, float], shaping: Shaping, now: int) -> GroupFact:
-        """Returns metadata of an accepted group; `now` is the policy version that samples."""
+    def fact(
+        self, weights: dict[str, float], shaping: Shaping, now: int, judges: Collection[str] = ()
+    ) -> GroupFact:
+        """Returns metadata of an accepted group; `now` is the policy version that samples.
+
+        Args:
+            judges: scores of which the metadata says too how they go with the length.
+        """
         return GroupFact(
             number=self.number,
             samples=self.facts(weights, shaping),
-            scores=self.mean_scores(),
+            scores=self.mean_scores() | self._of_judges(judges),
             ages=tuple(now - sample.oldest_version(now) for sample in self.samples),
         )
 
@@ -239,6 +247,15 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             for name, value in (*sample.scores.items(), *sample.extras.items()):
                 found.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+
+    def _of_judges(self, judges: Collection[str]) -> dict[str, float]:
+        found = dict[str, float]()
+        for judge in judges:
+            scored = [sample for sample in self.samples if judge in sample.scores]
+            if len(scored) > 1:
+                scores, lengths = [s.scores[judge] for s in scored], [s.num_tokens for s in scored]
+                found |= {f"{judge}/{key}": value for key, value in judge_measures(scores, lengths).items()}
+        return found
 
     def rollouts(self) -> dict[int, Rollout]:
         """Returns the samples for the trainer, by sample id."""

@@ -53,6 +53,8 @@ class Scorer:
             g.name: g.weight if g.kind != "teacher" else 0.0 for g in config.genrms
         }
         """Weight of each score in the reward."""
+        self.judges = tuple(g.name for g in config.genrms if self.weights[g.name] > 0)
+        """Scores that GenRMs give, and that are part of the reward."""
 
     def names(self, roles: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Returns the scores of a trained sample; with `roles`, those that can be made now."""
