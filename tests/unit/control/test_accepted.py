@@ -2,12 +2,42 @@
 
 import random
 
+import pytest
+
 from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
+from yatt.core.samples.rewards import Shaping
+from yatt.records.message import Turn, pack_ids
 
 
 def group(number: int) -> PromptGroup:
     return new_group(number, number, "", [1], 1)
+
+
+def judged(*pairs: tuple[float, int]) -> PromptGroup:
+    """A group of completions with these scores of a judge and lengths."""
+    found = new_group(1, 1, "", [1], len(pairs))
+    for sample, (score, length) in zip(found.samples, pairs, strict=True):
+        sample.turns = [Turn(pack_ids([1] * length), is_sampled=True)]
+        sample.scores = {"judge": score, "rule": 0.5}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(1.0, 9), (0.5, 5), (0.0, 1)], {"judge/same": 0.0, "judge/longer_wins": 1.0}),
+        ([(1.0, 1), (0.5, 5), (0.0, 9)], {"judge/same": 0.0, "judge/longer_wins": 0.0}),
+        ([(1.0, 5), (0.0, 5), (0.0, 9), (1.0, 9)], {"judge/same": 0.0, "judge/longer_wins": 0.5}),
+        ([(1.0, 5), (0.0, 5)], {"judge/same": 0.0}),
+        ([(0.3, 5), (0.3 + 1e-9, 9)], {"judge/same": 1.0}),
+        ([(0.3, 5)], {}),
+    ],
+)
+def test_a_group_says_how_its_judges_scores_go_with_length(pairs, expected) -> None:
+    scores = judged(*pairs).fact({"judge": 1.0}, Shaping(max_tokens=0), 0, ("judge", "absent")).scores
+    assert {name: value for name, value in scores.items() if "/" in name} == expected
+    assert judged(*pairs).fact({"judge": 1.0}, Shaping(max_tokens=0), 0).scores.keys() == {"judge", "rule"}
 
 
 def numbers(groups: list[PromptGroup]) -> list[int]:

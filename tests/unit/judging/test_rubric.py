@@ -160,6 +160,7 @@ LONG = "x" * 5000
         ([{"text": "x", "name": LONG}], "name is no name"),
         ([{"text": "x", "required": True, "weight": -1}], "is required and has a weight below 0"),
         ([{"text": "x", "name": "short"}], "two criteria are named 'short'"),
+        ([{"text": "x", "name": "same"}], "the name 'same' is that of one of a judge's own measures"),
     ],
 )  # fmt: skip
 def test_a_row_whose_criteria_cannot_be_used_is_told(rubric: Any, says: str) -> None:
