@@ -148,6 +148,22 @@ def test_a_run_folder_gives_the_config_and_the_figures_and_the_command_line_repl
     assert added_s == pytest.approx(81.0)
 
 
+@pytest.mark.parametrize(
+    ("measured", "judging", "says"),
+    [
+        ({}, {}, "'judge' writes 200 tokens in 1 answers per completion"),
+        ({"genrm:judge": 2.5}, {}, "'judge' writes 200 tokens in 2.5 answers per completion"),
+        ({}, {"genrms[0].votes": 3, "genrms[0].temperature": 1}, "in 3 answers per completion"),
+    ],
+)
+def test_answers_per_completion_are_those_measured_else_those_of_the_way(
+    simulate, tmp_path, measured, judging, says
+):
+    run = measured_run(tmp_path, questions=measured)
+    done = simulate(str(run), *(f"{key}={value}" for key, value in judging.items()))
+    assert says in done.stdout, done
+
+
 def test_a_run_folder_that_measured_no_training_asks_for_it(simulate, tmp_path):
     done = simulate(str(measured_run(tmp_path, train_s=0)))
     assert done.returncode == EXIT_USER_MISTAKE

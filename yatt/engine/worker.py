@@ -213,9 +213,10 @@ class EngineWorker:
         most = 1 if self._plan.options.deterministic else self._plan.options.max_num_seqs
         running, began_s = min(len(self._requests), most), clock.monotonic_s()
         try:
-            self._tell(self._engine.step())
+            completed = self._engine.step()
+            self._tell(completed)
             self._failed_turns = 0
-            self._steps = self._steps.plus(running, clock.monotonic_s() - began_s)
+            self._steps = self._steps.plus(running, clock.monotonic_s() - began_s, len(completed))
         except Exception as error:
             _LOG.exception("a turn of the engine failed")
             self._failed_turns += 1

@@ -1,6 +1,6 @@
 """The figures of a run for `yatt simulate`: the mean of its last batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.core.gpus.engine_model import EngineSpeed
@@ -29,10 +29,8 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
     train_s = _mean(load.train_s for load in loads if load.train_s)
     figures = RunFigures(
         lengths=mean_lengths(loads),
-        verdicts={
-            role: _mean(load.verdicts[role] for load in loads if role in load.verdicts) or 0.0
-            for role in loads[-1].verdicts
-        },
+        verdicts=_by_role([load.verdicts for load in loads]),
+        questions=_by_role([load.questions for load in loads]),
         speeds=_speeds(loads),
         switch_s=_mean(load.switch_s for load in loads if load.switch_s),
         train_gpu_s=None if train_s is None else train_gpu_s(train_s, config),
@@ -42,6 +40,11 @@ def measured_figures(paths: RunPaths) -> tuple[RunFigures, str]:
     last = "" if len(loads) == 1 else f" up to {loads[-1].iteration}"
     damaged = f"; {num_bad} damaged events were skipped" if num_bad else ""
     return figures, f"measured in {batches}{last} of {paths.root}{damaged}"
+
+
+def _by_role(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each role that the last batch has."""
+    return {role: _mean(each[role] for each in found if role in each) or 0.0 for role in found[-1]}
 
 
 def _speeds(loads: Sequence[BatchMeasured]) -> dict[str, EngineSpeed]:

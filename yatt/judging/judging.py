@@ -58,8 +58,22 @@ def shown_about(
     Raises:
         UnusableRow: see `Judging.questions`.
     """
-    judging, size = asking_of(genrm), len(completions)
-    group = JudgedGroup(
+    judging = asking_of(genrm)
+    group = _group_of(judging, completions, prompt, truth, data_source, row)
+    questions = [(each, shown_fields(group, each)) for each in judging.questions(group)]
+    return max(questions, key=lambda each: sum(map(len, each[1].values())))
+
+
+def _group_of(
+    judging: Asking,
+    completions: tuple[ShownText, ...],
+    prompt: str,
+    truth: str,
+    data_source: str,
+    row: Mapping[str, Any],
+) -> JudgedGroup:
+    size = len(completions)
+    return JudgedGroup(
         prompt=prompt,
         ground_truth=truth,
         data_source=data_source,
@@ -68,8 +82,17 @@ def shown_about(
         row=row,
         scores=(dict.fromkeys(judging.rules, 1.0),) * size,
     )
-    questions = [(each, shown_fields(group, each)) for each in judging.questions(group)]
-    return max(questions, key=lambda each: sum(map(len, each[1].values())))
+
+
+def questions_per_completion(genrm: GenRMSection, num_completions: int) -> float:
+    """Returns how often a GenRM is asked for each completion of a group of so many which meet all rules, if
+    every answer can be read; of what only the user's code knows, and of a data row's criteria, one each."""
+    if not genrm.template or genrm.kind != "text":
+        return 1.0
+    judging = asking_of(genrm)
+    size = num_completions if judging.needs_group else 1
+    group = _group_of(judging, ("a",) * size, "a", "a", "a", _shortest_row(genrm))
+    return len(judging.questions(group)) * genrm.votes / size
 
 
 def shortest_shown(genrm: GenRMSection, num_completions: int) -> dict[str, ShownText]:
@@ -83,7 +106,11 @@ def most_shown(genrm: GenRMSection, num_completions: int) -> int:
 
 
 def _shortest(genrm: GenRMSection, num_completions: int) -> tuple[Question, dict[str, ShownText]]:
+    return shown_about(genrm, ("a",) * num_completions, "a", "a", "a", _shortest_row(genrm))
+
+
+def _shortest_row(genrm: GenRMSection) -> Any:
     row: Any = [{"text": "a"}]
     for part in reversed(genrm.judging.criteria_key.split(".")):
         row = {part: row}
-    return shown_about(genrm, ("a",) * num_completions, "a", "a", "a", row)
+    return row

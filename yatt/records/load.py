@@ -12,6 +12,7 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         running2: the same, squared.
         seconds: duration of the steps.
         running_seconds: sequences times seconds.
+        texts: sequences that have ended.
     """
 
     steps: int = 0
@@ -19,8 +20,9 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     running2: int = 0
     seconds: float = 0.0
     running_seconds: float = 0.0
+    texts: int = 0
 
-    def plus(self, running: int, seconds: float) -> "StepSums":
+    def plus(self, running: int, seconds: float, texts: int = 0) -> "StepSums":
         """Returns the sums with one more step."""
         return StepSums(
             self.steps + 1,
@@ -28,6 +30,7 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             self.running2 + running * running,
             self.seconds + seconds,
             self.running_seconds + running * seconds,
+            self.texts + texts,
         )
 
     def __add__(self, other: "StepSums") -> "StepSums":
@@ -37,6 +40,7 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             self.running2 + other.running2,
             self.seconds + other.seconds,
             self.running_seconds + other.running_seconds,
+            self.texts + other.texts,
         )
 
     def __sub__(self, other: "StepSums") -> "StepSums":
@@ -46,6 +50,7 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             self.running2 - other.running2,
             self.seconds - other.seconds,
             self.running_seconds - other.running_seconds,
+            self.texts - other.texts,
         )
 
 

@@ -1,7 +1,27 @@
 """Sums of all nodes' steps: they only grow, whatever lives a node has had."""
 
+from pathlib import Path
+
+from yatt.config.load import load_run_config
+from yatt.control.leader.slabs.measured import BatchLengths, Measurements
 from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.records.load import NodeLoad, SlabLoad, StepSums
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml"
+JUDGE = "genrm:judge"
+
+
+def test_a_backlog_counts_the_tokens_of_one_answer_for_each_question() -> None:
+    """Three answers of 20 tokens about each of ten completions, then seven questions that wait."""
+    now = NodeLoad()
+    measured = Measurements(config=load_run_config([QUICKSTART], []), loads=NodeLoads(lambda: now))
+    measured.begin()
+    sums = {"rollout": StepSums(steps=100, running=1000, seconds=1.0, texts=10)}
+    now = NodeLoad(steps={**sums, JUDGE: StepSums(steps=60, running=600, seconds=1.0, texts=30)})
+    measured.batch_over(BatchLengths(lengths=(100,) * 10, num_samples=10))
+    now = NodeLoad(steps=now.steps, num_asked={JUDGE: 7})
+    assert (measured.tokens, measured.questions) == ({JUDGE: 60.0}, {JUDGE: 3.0})
+    assert measured.backlog() == {JUDGE: 140.0}
 
 
 def load(steps: int, judged: int = 0) -> NodeLoad:

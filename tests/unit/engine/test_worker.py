@@ -205,6 +205,7 @@ def test_an_engine_that_runs_empty_reports_its_steps_at_once(controller):
     while steps.steps < 32:  # two before the failure, and one for each token of the next
         steps = controller.beat().steps
     assert (steps.steps, steps.running, steps.running2) == (32, 32, 32) and steps.seconds > 0
+    assert steps.texts == 1, "what failed is no answer"
 
 
 def test_pictures_of_a_request_are_released_when_it_is_added_and_when_it_is_refused(controller, tmp_path):

@@ -2,13 +2,14 @@
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.core.gpus.placement import ROLLOUT
-from yatt.core.gpus.prediction import BatchDemand, predicted_seconds
+from yatt.core.gpus.prediction import NEVER_S, BatchDemand, predicted_seconds
 from yatt.core.gpus.tail import RoleSpeed
 from yatt.forecast.time.groups import Workload
 from yatt.forecast.time.iterations import colocated_iterations, partial_iterations
@@ -45,10 +46,17 @@ def simulated(
     return SimulatedBatch(setting, split, lambda _: ()).run(samples_of(seed))
 
 
-@pytest.mark.parametrize("num_judges", [1, 3, 5])
-def test_no_token_is_lost_or_made_twice_though_slabs_move(num_judges: int):
-    outcome = simulated({ROLLOUT: NUM_SLABS - num_judges, JUDGE: num_judges}, 1, is_dynamic=True)
+def asking(questions: int) -> dict[str, RoleSpeed]:
+    """The same roles, with so many questions about a completion."""
+    return {**ROLES, JUDGE: replace(ROLES[JUDGE], questions=questions)}
+
+
+@pytest.mark.parametrize(("num_judges", "questions"), [(1, 1), (3, 1), (5, 1), (1, 3), (4, 8)])
+def test_no_token_is_lost_or_made_twice_though_slabs_move(num_judges: int, questions: int):
+    split = {ROLLOUT: NUM_SLABS - num_judges, JUDGE: num_judges}
+    setting = SimulatedSetting(roles=asking(questions), switch_s=15.0, is_dynamic=True)
     samples = samples_of(1)
+    outcome = SimulatedBatch(setting, split, lambda _: ()).run(samples)
     assert outcome.tokens[ROLLOUT] == pytest.approx(sum(each.tokens for each in samples))
     assert outcome.tokens[JUDGE] == pytest.approx(sum(each.verdicts[JUDGE] for each in samples))
     assert len({slab for _, slab, _ in outcome.moves}) == len(outcome.moves)  # none moves on
@@ -62,6 +70,22 @@ def test_one_completion_takes_its_steps_and_those_of_its_verdict():
     )
     assert outcome.sampled_s == pytest.approx(100 * 17 / 1200)
     assert outcome.seconds == pytest.approx(100 * 17 / 1200 + 50 * 17 / 1760)
+
+
+@pytest.mark.parametrize(("room", "seconds"), [(4, 120.0), (2, 140.0), (1, 160.0)])
+def test_questions_about_a_completion_are_answered_side_by_side_as_far_as_there_is_room(room, seconds):
+    """Engines make a token a second, whatever runs: three answers of 20 tokens after 100 s."""
+    one = RoleSpeed(speed=EngineSpeed(1.0, 0.0), room=room)
+    roles = {ROLLOUT: one, JUDGE: replace(one, questions=3)}
+    split = {ROLLOUT: 1, JUDGE: 1}
+    batch = SimulatedBatch(SimulatedSetting(roles=roles, switch_s=0.0), split, lambda _: ())
+    assert batch.run([BatchSample(100, {JUDGE: 60})]).seconds == pytest.approx(seconds)
+    demand = BatchDemand(completions=[100.0], verdicts={JUDGE: [60.0]}, num_samples=1)
+    assert predicted_seconds(split, demand, roles, ROLLOUT, NEVER_S) == pytest.approx(seconds)
+    assert predicted_seconds({ROLLOUT: 2, JUDGE: 0}, demand, roles, ROLLOUT, 0.0) <= seconds
+    work = Workload(draw=lambda *_: BatchSample(100, {JUDGE: 60}), num_groups=1, group_size=1)
+    (turned,) = colocated_iterations(SimulatedSetting(roles=roles, switch_s=0.0), 1, work, 1, 0)
+    assert turned.seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("num_judges", [1, 2, 4])
@@ -118,10 +142,10 @@ def test_a_slab_that_switches_is_held_by_no_role():
     assert all(outcome.busy_s[role] <= held_s for role, held_s in outcome.held_s.items())
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True])
-def test_what_a_batch_cuts_keeps_its_tokens_and_each_token_is_made_once(is_dynamic: bool):
+@pytest.mark.parametrize(("is_dynamic", "questions"), [(False, 1), (True, 1), (False, 3), (True, 3)])
+def test_what_a_batch_cuts_keeps_its_tokens_and_each_token_is_made_once(is_dynamic: bool, questions: int):
     """Three batches, each cut when half of its samples are judged; the last one runs to its end."""
-    setting = SimulatedSetting(roles=ROLES, switch_s=15.0, is_dynamic=is_dynamic)
+    setting = SimulatedSetting(roles=asking(questions), switch_s=15.0, is_dynamic=is_dynamic)
     left, made, done = samples_of(4), 0.0, 0
     for most in (256, 128, 10_000):
         judged = [0]
@@ -133,6 +157,9 @@ def test_what_a_batch_cuts_keeps_its_tokens_and_each_token_is_made_once(is_dynam
         batch = SimulatedBatch(setting, {ROLLOUT: 5, JUDGE: 1}, more)
         made += batch.run(left).tokens[ROLLOUT]
         done, left = done + judged[0], [*batch.unfinished().values()]
+        assert all(0 < each.verdicts[JUDGE] <= 600 + 0.15 * 8193 for each in left), (
+            "no answer is missing twice"
+        )
     assert (done, left) == (512, [])
     assert made == pytest.approx(sum(each.tokens for each in samples_of(4)))
 

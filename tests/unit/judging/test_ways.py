@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise as neighbours
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, strategies as st
 from yatt.config.schema import GenRMSection, VerdictSection
 from yatt.config.sections.judges import CriterionSection, JudgingSection
 from yatt.judging.comparison import in_orders, lists_of, pairs_of
-from yatt.judging.judging import WAYS, judging_of, most_shown
+from yatt.judging.judging import WAYS, judging_of, most_shown, questions_per_completion
 from yatt.judging.protocol import Answer, JudgedGroup
 
 SEEDS = st.integers(0, 1 << 20)
@@ -42,6 +43,21 @@ SETTINGS: list[dict[str, Any]] = [
     {"by": "rubric", "criteria": tuple(CriterionSection(name=each, text=each) for each in "ab")},
     {"by": "listwise"}, {"by": "listwise", "list_size": 3, "orders": "drawn"},
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "votes", "questions"),
+    [
+        ({"by": "pointwise"}, 1, 1.0), ({"by": "pointwise"}, 5, 5.0),
+        ({"by": "pairwise", "pairs": "all"}, 1, 7.0), ({"by": "pairwise", "pairs": "circular"}, 2, 4.0),
+        ({"by": "pairwise", "pairs": "matchings", "matchings": 3, "orders": "drawn"}, 1, 1.5),
+        ({"by": "listwise"}, 1, 0.25), (SETTINGS[6], 1, 2.0), ({**SETTINGS[6], "asks": "together"}, 1, 1.0),
+        ({"by": "rubric", "criteria_key": "extra_info.rubric"}, 3, 3.0),
+    ],
+)  # fmt: skip
+def test_questions_per_completion_are_those_of_a_group_of_eight(settings, votes, questions) -> None:
+    genrm = replace(genrm_of(**settings), votes=votes, temperature=1.0)
+    assert questions_per_completion(genrm, 8) == questions
 
 
 @given(st.sampled_from(SETTINGS), st.integers(2, 9), SEEDS)

@@ -12,7 +12,7 @@ from yatt.config.check import block_nodes, broken_relations
 from yatt.config.load import load_command, load_over
 from yatt.config.schema import RunConfig
 from yatt.core.gpus.engine_model import EngineSpeed
-from yatt.core.gpus.placement import ROLLOUT, genrm_role
+from yatt.core.gpus.placement import ROLLOUT, genrm_of_role, genrm_role
 from yatt.errors import ConfigError
 from yatt.forecast.measured import measured_figures
 from yatt.forecast.simulated_page import simulated_page
@@ -219,9 +219,14 @@ def figures_in_words(setup: SimulatedSetup) -> str:
     """Returns the figures that no row of the table has."""
     figures = setup.figures
     dropped = "no group is dropped" if setup.kept == 1 else f"{1 - setup.kept:.0%} of the groups are dropped"
+    asked = "".join(
+        f"GenRM '{genrm_of_role(role)}' writes {figures.verdicts[role]:,.0f} tokens in {num:.3g} answers per "
+        "completion; "
+        for role, num in figures.questions.items()
+    )
     return (
         f"{mean_length(figures.lengths):,.0f} tokens per completion, at most {figures.lengths[-1]:,.0f}; "
-        f"a switch takes {figures.switch_s or 0.0:g} s; {dropped}"
+        f"{asked}a switch takes {figures.switch_s or 0.0:g} s; {dropped}"
     )
 
 

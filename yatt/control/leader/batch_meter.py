@@ -13,6 +13,7 @@ from yatt.errors import YattError
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c
 from yatt.records.events.slabs import BatchMeasured, RoleMeasured
+from yatt.records.load import StepSums
 from yatt.records.moves import LoadAnswer, LoadQuery
 from yatt.records.usage import NodeMemory
 
@@ -57,6 +58,7 @@ class BatchMeter:
                 num_samples=batch.num_samples,
                 lengths=batch.quantiles(),
                 verdicts=measured.tokens,
+                questions=measured.questions,
                 roles=roles,
                 switch_s=round(measured.switch_s()[0], 6),
                 train_s=round(self._trained_s, 6),
@@ -67,7 +69,9 @@ class BatchMeter:
         if iteration < self._node.config.trainer.total_iterations:
             self._slabs.batch_over()
         idle = {f"placement/idle/{role}": each.idle for role, each in roles.items() if each.idle is not None}
-        throughput = engine_metrics(measured.produced, self._gpu_s(held_s))
+        throughput = engine_metrics(
+            {role: sums.running for role, sums in measured.last.items()}, self._gpu_s(held_s)
+        )
         return {**self._slabs.metrics(), **idle, **throughput, **memory_metrics(memory)}
 
     def _gpu_s(self, held_s: Mapping[str, float]) -> dict[str, float]:
@@ -92,7 +96,7 @@ class BatchMeter:
 
     def _role(self, role: str, num_slabs: int, held_s: float) -> RoleMeasured:
         measured = self._slabs.measured
-        speed, busy_s = measured.speeds.get(role), measured.busy_s.get(role, 0.0)
+        speed, busy_s = measured.speeds.get(role), measured.last.get(role, StepSums()).seconds
         engines, span = engines_per_slab(self._node.config, role), self._node.placement.spans[role]
         engine_s = held_s * engines / span
         return RoleMeasured(

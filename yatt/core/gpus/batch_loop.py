@@ -29,8 +29,8 @@ those of groups that replace dropped ones, or None if the batch has all it needs
 class Fleet(Protocol):
     """All engines, at a moment that only moves forward."""
 
-    def submit(self, role: str, number: int, tokens: float, now_s: float, /) -> None:
-        """Takes a request: the completion of a sample, or a verdict on it."""
+    def submit(self, role: str, request: int, tokens: float, now_s: float, /) -> None:
+        """Takes a request by its number: the completion of a sample, or a question about it."""
 
     def assign(self, batch: "BatchLoop") -> None:
         """Gives engines what waits, if `submit` does not."""
@@ -47,11 +47,12 @@ class BatchLoop:
 
     Args:
         rollout: the role of completions.
-        judges: roles of verdicts.
+        judges: by role of a GenRM, the number of questions about a completion, which have equal shares of
+            the tokens of its verdicts.
     """
 
-    def __init__(self, fleet: Fleet, rollout: str, judges: Sequence[str], more: More) -> None:
-        self._fleet, self._rollout, self._more = fleet, rollout, more
+    def __init__(self, fleet: Fleet, rollout: str, judges: Mapping[str, int], more: More) -> None:
+        self._fleet, self._rollout, self._more, self._judges = fleet, rollout, more, judges
         self._unjudged, self._is_over = list[int](), False
         self.samples: list[BatchSample] = []
         """By number."""
@@ -71,13 +72,27 @@ class BatchLoop:
             self._fleet.work(self)
         return self.now_s
 
-    def ended(self, role: str, number: int) -> None:
-        """Handles the end of a completion or a verdict."""
+    def sample_of(self, request: int) -> int:
+        """Returns the number of the sample that a request is about."""
+        return request // self._most_requests
+
+    @property
+    def _most_requests(self) -> int:
+        """Requests about one sample; the numbers of its requests are the next ones from a multiple of it."""
+        return 1 + sum(self._judges.values())
+
+    def verdict_tokens(self, role: str, number: int) -> float:
+        """Returns the tokens of the answer to one question to a GenRM about a sample."""
+        return self.samples[number].verdicts[role] / self._judges[role]
+
+    def ended(self, role: str, request: int) -> None:
+        """Handles the end of a completion or of the answer to a question."""
+        number = self.sample_of(request)
         self.num_open[role] -= 1
         if role == self._rollout:
             self._ask(number)
         else:
-            self.backlog[role] -= self.samples[number].verdicts[role]
+            self.backlog[role] -= self.verdict_tokens(role, number)
             self._unjudged[number] -= 1
         if not self._unjudged[number]:
             samples = self._more(number)
@@ -89,19 +104,23 @@ class BatchLoop:
         for sample in samples:
             number = len(self.samples)
             self.samples.append(sample)
-            self._unjudged.append(len(sample.verdicts))
+            self._unjudged.append(sum(self._judges[role] for role in sample.verdicts))
             if sample.tokens > 0:
-                self._submit(self._rollout, number, sample.tokens)
+                self._submit(self._rollout, number * self._most_requests, sample.tokens)
             else:
                 self._ask(number)
         self._fleet.assign(self)
 
     def _ask(self, number: int) -> None:
-        """Asks for the verdicts on a complete sample."""
-        for judge, tokens in self.samples[number].verdicts.items():
-            self.backlog[judge] += tokens
-            self._submit(judge, number, tokens)
+        """Asks all questions about a complete sample."""
+        request = number * self._most_requests
+        for judge in self.samples[number].verdicts:
+            tokens = self.verdict_tokens(judge, number)
+            for _ in range(self._judges[judge]):
+                request += 1
+                self.backlog[judge] += tokens
+                self._submit(judge, request, tokens)
 
-    def _submit(self, role: str, number: int, tokens: float) -> None:
+    def _submit(self, role: str, request: int, tokens: float) -> None:
         self.num_open[role] += 1
-        self._fleet.submit(role, number, tokens, self.now_s)
+        self._fleet.submit(role, request, tokens, self.now_s)

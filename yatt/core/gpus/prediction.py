@@ -49,11 +49,20 @@ LEAST_ROOM = 4
 LEAST_KEPT = 0.01
 """A smaller share of kept groups counts as this one."""
 
+MOST_QUESTIONS = 8
+"""More questions about a completion are modelled as so many: their number then changes a prediction little,
+and each takes time to predict."""
+
 LATE_TURNS = 0.5
 """Share of the batches whose first turns leave groups missing, because more are dropped than expected."""
 
 MOST_ADDITIONS = 8
 """Number of times at which engines that a role gets are modelled apart."""
+
+
+def modelled_questions(mean: float) -> int:
+    """Returns how many questions about each completion a model asks, if a GenRM gets so many in the mean."""
+    return max(1, min(round(mean), MOST_QUESTIONS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +132,8 @@ def _seconds_of(
 ) -> float:
     groups = _RegularGroups(demand, effort.times)
     fleets = _Fleets(split, demand, roles, rollout, switch_s, groups.scale)
-    batch = BatchLoop(fleets, rollout, [*demand.verdicts], groups.judged)
+    judges = {role: roles[role].questions for role in demand.verdicts}
+    batch = BatchLoop(fleets, rollout, judges, groups.judged)
     batch.open(groups.opened())
     return batch.run(effort.limit_s)
 
@@ -142,9 +152,11 @@ def _seconds_of_turns(
     late = math.ceil(demand.num_late)
     seconds = len(demand.verdicts) * switch_s + LATE_TURNS * bool(late) * len(lengths) * switch_s
     for role, tokens in lengths.items():
+        questions = roles[role].questions if role != rollout else 1
+        each = [whole / questions for whole in tokens]
         for share, num in ((1.0, demand.num_samples), (LATE_TURNS, late)):
             if num:
-                turn = BatchDemand(completions=tokens, verdicts={}, num_samples=num)
+                turn = BatchDemand(completions=each, verdicts={}, num_samples=num * questions)
                 only = {role: roles[role]}
                 seconds += share * _seconds_of({role: slabs}, turn, only, role, NEVER_S, effort)
         if seconds > effort.limit_s:
@@ -209,9 +221,9 @@ class _Fleets:
         }
         self._coming: list[tuple[float, str]] = []  # a heap: second at which a slab's engines begin, role
 
-    def submit(self, role: str, number: int, tokens: float, now_s: float) -> None:
+    def submit(self, role: str, request: int, tokens: float, now_s: float) -> None:
         """See `batch_loop.Fleet`."""
-        self._of[role].add(Request(str(number), tokens), now_s)
+        self._of[role].add(Request(str(request), tokens), now_s)
 
     def assign(self, batch: BatchLoop) -> None:
         """Nothing waits."""

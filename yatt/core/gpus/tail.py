@@ -36,14 +36,15 @@ def takes_turns(split: Split, rollout: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpeed:
-    """One role's engines: measured speed, sequences that one runs at once, engines on a slab, and the fewest
-    and most slabs that the role may have."""
+    """One role's engines: measured speed, sequences that one runs at once, engines on a slab, the fewest and
+    most slabs that the role may have, and its requests about each completion, which run side by side."""
 
     speed: EngineSpeed
     room: int
     engines: int = 1
     least: int = 1
     most: int = 1 << 30
+    questions: int = 1
 
     @property
     def peak(self) -> float:

@@ -29,6 +29,7 @@ from yatt.forecast.memory.engines import EngineMemory
 from yatt.forecast.memory.fit import MemoryPlan
 from yatt.forecast.memory.trainer import TrainerMemory
 from yatt.forecast.time.figures import RunFigures
+from yatt.judging.judging import questions_per_completion
 from yatt.models.flops import forward_flops
 from yatt.models.model import Model
 from yatt.trainer.mcore.layout import steps_per_iteration
@@ -214,10 +215,11 @@ def _counted_speed(
 
 
 def _verdict_tokens(config: RunConfig, role: str) -> float:
-    """Half of the largest verdict, as often as a completion is judged by itself; of an engine that writes
+    """Half of the largest verdict, as often as the GenRM is asked for a completion; of an engine that writes
     nothing the one step in which it reads."""
     genrm = _genrm_of(config, role)
-    return genrm.max_tokens / 2 * genrm.votes if genrm.kind == "text" else 1.0
+    asked = questions_per_completion(genrm, config.rollout.n)
+    return genrm.max_tokens / 2 * asked if genrm.kind == "text" else 1.0
 
 
 def _genrm_of(config: RunConfig, role: str) -> GenRMSection:

@@ -18,7 +18,7 @@ from yatt.config.check import engine_roles, engines_per_slab, max_num_seqs, may_
 from yatt.config.schema import RunConfig
 from yatt.core.gpus.batch_loop import BatchSample
 from yatt.core.gpus.placement import ROLLOUT, TRAINER
-from yatt.core.gpus.prediction import NEVER_S, BatchDemand, predicted_seconds
+from yatt.core.gpus.prediction import NEVER_S, BatchDemand, modelled_questions, predicted_seconds
 from yatt.core.gpus.tail import RoleSpeed
 from yatt.core.phases.sampling_track import (
     Action,
@@ -39,11 +39,7 @@ from yatt.core.phases.sampling_track import (
 from yatt.forecast.time.alternatives import Alternative, num_gpus
 from yatt.forecast.time.figures import RunFigures, drawn_length, even_lengths
 from yatt.forecast.time.groups import SimulatedGroups, Workload
-from yatt.forecast.time.iterations import (
-    SimulatedIteration,
-    colocated_iterations,
-    partial_iterations,
-)
+from yatt.forecast.time.iterations import SimulatedIteration, colocated_iterations, partial_iterations
 from yatt.forecast.time.sampling import SimulatedBatch, SimulatedSetting
 
 NUM_ITERATIONS, NUM_OF_LARGE, LARGE = 6, 4, 2048
@@ -236,6 +232,7 @@ class SimulatedSetup:
                 engines=engines_per_slab(config, role),
                 least=max(least // share, 1),
                 most=max(-(-most // share), 1),
+                questions=modelled_questions(self.figures.questions.get(role, 1.0)),
             )
         return found
 

@@ -27,6 +27,7 @@ class RunFigures:
     Attributes:
         lengths: quantiles of the tokens of the policy per completion, from 0% to 100% at even distances.
         verdicts: mean tokens of verdicts per completion, by role of the GenRM.
+        questions: mean number of questions per completion, by role of the GenRM.
         speeds: of one engine, by role.
         switch_s: seconds in which a slab changes its role.
         train_gpu_s: GPU seconds from a batch that is complete to the weights of the next policy version, per
@@ -36,6 +37,7 @@ class RunFigures:
 
     lengths: Sequence[float] = ()
     verdicts: Mapping[str, float] = field(default_factory=dict)
+    questions: Mapping[str, float] = field(default_factory=dict)
     speeds: Mapping[str, EngineSpeed] = field(default_factory=dict)
     switch_s: float | None = None
     train_gpu_s: float | None = None
@@ -46,6 +48,7 @@ class RunFigures:
         return RunFigures(
             lengths=self.lengths or measured.lengths,
             verdicts={**measured.verdicts, **self.verdicts},
+            questions={**measured.questions, **self.questions},
             speeds={**measured.speeds, **self.speeds},
             switch_s=measured.switch_s if self.switch_s is None else self.switch_s,
             train_gpu_s=measured.train_gpu_s if self.train_gpu_s is None else self.train_gpu_s,

@@ -174,7 +174,9 @@ def _taking_turns(
         trace = BatchTrace() if is_traced else None
         only = replace(setting, roles={ROLLOUT: setting.roles[role]}, is_dynamic=False)
         batch = SimulatedBatch(only, {ROLLOUT: num_slabs}, more, trace)
-        outcome = batch.run([BatchSample(tokens, {}) for tokens in samples.values()])
+        questions = setting.roles[role].questions
+        texts = [BatchSample(tokens / questions, {}) for tokens in samples.values() for _ in range(questions)]
+        outcome = batch.run(texts)
         spent.add(role, outcome, setting.switch_s, trace)
         if role == ROLLOUT:
             cut, numbers = batch.unfinished(), [*samples]

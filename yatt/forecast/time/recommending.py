@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from yatt.config.check import num_slabs
 from yatt.config.schema import RunConfig
+from yatt.core.gpus.placement import genrm_role
 from yatt.forecast.time import alternatives as a
 from yatt.forecast.time.alternatives import Alternative
 from yatt.forecast.time.comparing import (
@@ -16,6 +17,7 @@ from yatt.forecast.time.comparing import (
     SimulatedSetup,
 )
 from yatt.forecast.time.figures import RunFigures
+from yatt.judging.judging import questions_per_completion
 
 ALIKE = 0.03
 """Settings whose predicted times differ by less than this fraction count as alike."""
@@ -63,6 +65,8 @@ def setup_of(
     Args:
         num_iterations: by the number of samples if None.
     """
+    asked = {genrm_role(g.name): questions_per_completion(g, config.rollout.n) for g in config.engine_genrms}
+    figures = figures.over(RunFigures(questions=asked))
     most = max(num_slabs(each.config) for each in (Alternative(config), *_without_splits(config)))
     setup = SimulatedSetup(
         config=config, figures=figures, num_iterations=NUM_ITERATIONS, seed=seed, most_slabs=most

@@ -110,7 +110,7 @@ class SimulatedBatch:
         trace: BatchTrace | None = None,
     ) -> None:
         self._fleet = _Engines(setting, split, trace)
-        judges = [role for role in setting.roles if role != ROLLOUT]
+        judges = {role: each.questions for role, each in setting.roles.items() if role != ROLLOUT}
         self._loop = BatchLoop(self._fleet, ROLLOUT, judges, more)
 
     def run(self, samples: Sequence[BatchSample]) -> SimulatedOutcome:
@@ -120,15 +120,16 @@ class SimulatedBatch:
         return self._fleet.end(self._loop.run())
 
     def unfinished(self) -> dict[int, BatchSample]:
-        """Maps the samples that a batch has cut to what they still need. A verdict is begun anew."""
+        """Maps the samples that a batch has cut to what they still need. An answer is begun anew."""
         found: dict[int, BatchSample] = {}
-        for role, number, tokens in self._fleet.left():
-            verdicts = self._loop.samples[number].verdicts
+        for role, request, tokens in self._fleet.left():
+            number = self._loop.sample_of(request)
             if role == ROLLOUT:
-                found[number] = BatchSample(tokens, verdicts)
+                found[number] = BatchSample(tokens, self._loop.samples[number].verdicts)
             else:
                 missing = {**found[number].verdicts} if number in found else {}
-                found[number] = BatchSample(0.0, {**missing, role: verdicts[role]})
+                answer = self._loop.verdict_tokens(role, number)
+                found[number] = BatchSample(0.0, {**missing, role: missing.get(role, 0.0) + answer})
         return found
 
 
@@ -159,9 +160,9 @@ class _Engines:
         if self._setting.is_dynamic:
             self._at(self._setting.decide_s, "decide")
 
-    def submit(self, role: str, number: int, tokens: float, _: float, /) -> None:
+    def submit(self, role: str, request: int, tokens: float, _: float, /) -> None:
         """See `batch_loop.Fleet`."""
-        key = f"{role} {number}"
+        key = f"{role} {request}"
         self._left[key] = tokens
         self._dispatch.submit(key, role)
 
@@ -203,10 +204,10 @@ class _Engines:
         return self._outcome
 
     def left(self) -> Iterator[tuple[str, int, float]]:
-        """Yields role, sample and missing tokens of each request that has not ended."""
+        """Yields role, number and missing tokens of each request that has not ended."""
         for key, tokens in self._left.items():
-            role, _, number = key.rpartition(" ")
-            yield role, int(number), tokens
+            role, _, request = key.rpartition(" ")
+            yield role, int(request), tokens
 
     # ---- engines --------------------------------------------------------------------------------
 
@@ -237,11 +238,11 @@ class _Engines:
         for _, key in self._home[name].model.advance(batch.now_s):
             del self._left[key]
             self._dispatch.done(key)
-            role, _, number = key.rpartition(" ")
+            role, _, request = key.rpartition(" ")
             self._running[role] -= 1
             if role == ROLLOUT:
                 self._outcome.sampled_s = batch.now_s
-            batch.ended(role, int(number))
+            batch.ended(role, int(request))
 
     def _retire(self, name: str, now_s: float) -> None:
         """Ends an engine; its requests keep their tokens."""

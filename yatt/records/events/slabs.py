@@ -126,6 +126,7 @@ class BatchMeasured(Event, tag="batch.load", frozen=True, kw_only=True):
         num_samples: completions of the batch.
         lengths: quantiles of tokens of the policy per completion, from 0% to 100% at even distances.
         verdicts: mean tokens of verdicts per completion, by role of the GenRM.
+        questions: mean number of their answers per completion; older files have none.
         switch_s: seconds of a switch; 0 if none was measured.
         train_s: seconds of training, saving, publication and loading of the iteration before; 0 if unknown.
         kept: share of the groups that were not dropped.
@@ -140,6 +141,7 @@ class BatchMeasured(Event, tag="batch.load", frozen=True, kw_only=True):
     switch_s: Amount
     train_s: Amount
     kept: Share
+    questions: Mapping[Role, Amount] = {}
 
     def __post_init__(self) -> None:
         """Refuses what was never measured."""

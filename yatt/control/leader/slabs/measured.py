@@ -14,7 +14,7 @@ from yatt.control.leader.slabs.slab_table import SlabTable
 from yatt.core.gpus.engine_model import EngineSpeed, fitted_speed
 from yatt.core.gpus.moves import MoveRules
 from yatt.core.gpus.placement import ROLLOUT
-from yatt.core.gpus.prediction import BatchDemand
+from yatt.core.gpus.prediction import BatchDemand, modelled_questions
 from yatt.core.gpus.tail import BatchTail, RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
 
@@ -75,14 +75,8 @@ class Measurements:
     config: RunConfig
     loads: NodeLoads
     speeds: dict[str, EngineSpeed] = field(default_factory=dict)
-    tokens: dict[str, float] = field(default_factory=dict)
-    """Mean tokens of verdicts per completion, by role, in the last batch."""
-
-    produced: dict[str, int] = field(default_factory=dict)
-    """Tokens that engines sampled in the last batch, by role."""
-
-    busy_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of engines' steps in the last batch, by role."""
+    last: dict[str, StepSums] = field(default_factory=dict)
+    """Sums over the engines' steps in the last batch, by role."""
 
     batches: deque[BatchLengths] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The last ones, oldest first."""
@@ -102,14 +96,29 @@ class Measurements:
         now = self.loads.steps()
         for role, sums in now.items():
             new = sums - self._before.get(role, StepSums())
-            self.busy_s[role], self.produced[role] = new.seconds, new.running
+            self.last[role] = new
             if (speed := fitted_speed(new)) is not None:
                 self.speeds[role] = speed
-            if role != ROLLOUT and batch.num_samples:
-                self.tokens[role] = new.running / batch.num_samples
         self.batches.append(batch)
         self._demand = None
         self._before = now
+
+    @property
+    def tokens(self) -> dict[str, float]:
+        """Mean tokens of verdicts per completion, by role, in the last batch."""
+        return {role: sums.running / self._num_samples for role, sums in self._judges()}
+
+    @property
+    def questions(self) -> dict[str, float]:
+        """Mean number of a GenRM's answers per completion, by role, in the last batch."""
+        return {role: sums.texts / self._num_samples for role, sums in self._judges()}
+
+    @property
+    def _num_samples(self) -> int:
+        return max(1, self.batches[-1].num_samples)
+
+    def _judges(self) -> list[tuple[str, StepSums]]:
+        return [(role, sums) for role, sums in self.last.items() if role != ROLLOUT]
 
     @property
     def is_known(self) -> bool:
@@ -126,7 +135,14 @@ class Measurements:
         least, most = slab_limits(self.config, role)
         room = max_num_seqs(self.config, role)
         engines = engines_per_slab(self.config, role)
-        return RoleSpeed(speed=self.speeds[role], room=room, engines=engines, least=least, most=most)
+        return RoleSpeed(
+            speed=self.speeds[role],
+            room=room,
+            engines=engines,
+            least=least,
+            most=most,
+            questions=modelled_questions(self.questions.get(role, 1.0)),
+        )
 
     def demand(self) -> BatchDemand:
         """Returns what the next batch is expected to ask for: the same as the mean of the last ones."""
@@ -168,8 +184,12 @@ class Measurements:
         return asked
 
     def backlog(self) -> dict[str, float]:
-        """Returns the tokens of the verdicts on these questions."""
-        return {role: num * self.tokens.get(role, 0.0) for role, num in self.num_asked().items()}
+        """Returns the tokens of the answers to these questions."""
+        tokens, answers = self.tokens, self.questions
+        return {
+            role: num * tokens.get(role, 0.0) / (answers.get(role) or 1.0)
+            for role, num in self.num_asked().items()
+        }
 
 
 def slab_move_rules(config: RunConfig) -> MoveRules:
