@@ -24,7 +24,7 @@ from tests.tiny_models import make_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_PROMPTS = 64
-LOADED = 3
+LOADED = 6
 """How many times as long everything may take as on a machine with nothing else to do."""
 HANG_S = 60.0 * LOADED
 """Bound of a wait that only a hang reaches: how fast a machine is must not decide."""

@@ -206,7 +206,7 @@ class _Connection(BaseHTTPRequestHandler):
         if self.server.proxy.at_point():
             self._cut()
             return
-        upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=120)
+        upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=300)
         try:
             removed = {"expect", "connection"} | (
                 {"if-none-match"} if self.server.proxy.drops_conditions else set()

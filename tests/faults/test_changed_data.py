@@ -19,7 +19,7 @@ def test_changed_training_files_are_refused_and_the_old_ones_go_on(tmp_path: Pat
     try:
         wait_for(lambda: rows(run.run_dir / "metrics.jsonl"), timeout_s=120, what="an iteration")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 75, said
@@ -38,7 +38,7 @@ def test_changed_training_files_are_refused_and_the_old_ones_go_on(tmp_path: Pat
             what="an iteration of the third attempt",
         )
         going.send_signal(signal.SIGINT)
-        said, _ = going.communicate(timeout=240)
+        said, _ = going.communicate(timeout=300)
     finally:
         going.kill()
     assert going.returncode == 75, said

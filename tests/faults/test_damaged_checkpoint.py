@@ -97,7 +97,7 @@ def test_a_bad_block_costs_one_checkpoint_although_it_fails_for_ever(tmp_path: P
     try:
         wait_for(lambda: len(events(run, "attempt.resume")) == 2, timeout_s=120, what="the resumed run")
         resumed.process.terminate()
-        resumed.process.wait(timeout=120)
+        resumed.process.wait(timeout=300)
     finally:
         resumed.close()
     assert len(events(run, "attempt.start")) == 2, "one attempt found a whole checkpoint"

@@ -45,7 +45,7 @@ def test_a_folder_that_fails_for_a_while_is_waited_for(tmp_path: Path) -> None:
         wait_for(lambda: "save" in phases(run, 1), timeout_s=120, what="the last save")
         wait_for(lambda: met(weather) > 5, what="the export to be tried again")
         os.unlink(weather)
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -60,7 +60,7 @@ def test_what_cannot_be_written_for_good_costs_no_training(tmp_path: Path) -> No
     try:
         wait_for(lambda: phases(run, 1), timeout_s=120, what="the first phase")
         (run.run_dir / "model").write_text("something of the user's")
-        said, _ = process.communicate(timeout=240)
+        said, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 93, said

@@ -87,7 +87,7 @@ def test_a_models_files_are_waited_for_with_ticks(tmp_path):
     argv = [sys.executable, "-c", READ_MODEL, str(folder), str(weather)]
     reader = Process(argv, folder, weather)
     try:
-        assert reader.process.wait(timeout=120) == 0, reader.said
+        assert reader.process.wait(timeout=300) == 0, reader.said
         wait_for(lambda: "read\n" in reader.said, timeout_s=60, what="the last line")
     finally:
         reader.close()
@@ -103,7 +103,7 @@ def test_a_file_that_fails_before_the_start_is_no_mistake_of_the_user(tmp_path, 
     weather.write_text("error")
     started = Process(argv, run.folder / name, weather)
     try:
-        code = started.process.wait(timeout=120)
+        code = started.process.wait(timeout=300)
     finally:
         started.close()
     assert code == (2 if number == errno.ENOSPC else 1), started.said  # who typed makes room on a full disk
@@ -144,7 +144,7 @@ def compute_score(**arguments):
         time.sleep(10.0)  # more than a call may take with its repeats: 1 + 2 + 4 s
         assert not rows(run.run_dir / "metrics.jsonl"), "the weather came too late"
         weather.unlink()
-        assert started.process.wait(timeout=180) == 0, started.said
+        assert started.process.wait(timeout=300) == 0, started.said
     finally:
         started.close()
     assert kinds(events, "rollout.group.drop") == kinds(events, "reward.kill") == []

@@ -163,7 +163,7 @@ def test_data_files_that_cannot_be_read_for_a_while_are_no_mistake_of_the_users(
     try:
         wait_for(lambda: "passing OSError\n" in reader.said, timeout_s=60, what="the first error")
         weather.unlink()
-        assert reader.process.wait(timeout=120) == 0, reader.said
+        assert reader.process.wait(timeout=300) == 0, reader.said
         wait_for(lambda: "rows 2\n" in reader.said, timeout_s=60, what="the rows")
     finally:
         reader.close()

@@ -286,6 +286,6 @@ def test_an_attempt_without_two_engine_nodes_ends_bit_equal(calm: RunFile, tmp_p
 )
 def test_an_attempt_that_cannot_begin_says_why(tmp_path: Path, absent: str, says: str) -> None:
     (process,) = controllers(run_file(tmp_path, 6, SPLIT), [0], absent)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 1
     assert f"node0: this attempt {says}" in said

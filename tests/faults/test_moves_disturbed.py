@@ -38,7 +38,7 @@ def process_of(run: RunFile, name: str) -> int:
 
 
 def finished(run: RunFile, process: Any) -> list[Event]:
-    said = process.communicate(timeout=200)
+    said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     found = events(run)
     assert double_holders(found) == []
@@ -134,7 +134,7 @@ def test_a_run_that_is_stopped_in_a_move_continues_with_its_last_split(tmp_path:
     run, process, _ = moving(tmp_path)
     stopped = yatt("cancel", str(run.run_dir))
     assert stopped.returncode == 0, stopped.stderr
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     again = yatt("resume", str(run.run_dir))
     assert again.returncode == 0, again.stdout + again.stderr
     found = events(run)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 GO, READY, BEGUN = b"go", b"ready", b"begun"
-ANSWER_S = 180.0
+ANSWER_S = 300.0
 MOST_BYTES, MOST_DESCRIPTORS = 4096, 64
 
 READ_AT_START = (

@@ -58,7 +58,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_both_tracks_goes_on(tmp_path: Pa
         timeout_s=120, what="the third batch",
     )  # fmt: skip
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == 75
     wait_for(lambda: not living(run.run_dir), what="no process")
     done = yatt("run", str(run.run_dir / "config.yaml"))

@@ -288,7 +288,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
     other = start("run", str(first.write()))
     try:
         assert yatt("run", file).returncode == 0
-        output, _ = other.communicate(timeout=240)
+        output, _ = other.communicate(timeout=300)
         assert other.returncode == 0, output
     finally:
         if other.poll() is None:

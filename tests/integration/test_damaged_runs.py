@@ -37,7 +37,7 @@ def stopped(tmp_path_factory):
     run = start("run", str(path))
     wait_for(lambda: len(rows(file.run_dir / "metrics.jsonl")) >= 2, timeout_s=90, what="two iterations")
     run.send_signal(signal.SIGTERM)
-    said, _ = run.communicate(timeout=120)
+    said, _ = run.communicate(timeout=300)
     assert run.returncode == EXIT_WILL_CONTINUE, said
     assert yatt("report", str(file.run_dir)).returncode == 0
     kept = file.folder / "kept"

@@ -41,7 +41,7 @@ def limits(pid: int) -> tuple[str, str]:
 def with_hard_limit(count: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["bash", "-c", f'ulimit -n {count}; exec "$@"', "bash", sys.executable, "-P", "-m", *arguments],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_a_run_stays_below_its_bound_and_raises_the_soft_limit(tmp_path: Path) -
         soft_and_hard = {limits(pid) for pid in pids}
     finally:
         launcher.send_signal(signal.SIGINT)
-        launcher.wait(timeout=120)
+        launcher.wait(timeout=300)
     assert len(pids) == 3 and all(soft == hard for soft, hard in soft_and_hard)
     config = load_resolved(RunPaths(run.run_dir).config)
     node = Node(

@@ -190,7 +190,7 @@ def test_a_process_that_waits_for_its_rank_0_shows_progress(tmp_path: Path) -> N
     async def work() -> None:
         async with rank(run, 1) as alone:
             waking = asyncio.ensure_future(alone.order(m.Wake()))
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(300):
                 while len({beat.work for beat in alone.beats}) < 4:
                     await asyncio.sleep(0.1)
             assert not waking.done()

@@ -330,7 +330,7 @@ sys.exit(main())
 def test_a_signal_while_the_processes_are_ended_is_no_success(tmp_path: Path, name: str, code: int) -> None:
     one = Evaluation(tmp_path)
     words = [sys.executable, "-c", LATE_SIGNAL, *one.words(engine="scripted"), name]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr == ("" if name == "SIGINT" else "yatt: ended by SIGTERM\n")
     assert one.leftovers() == [] and not one.out.exists()

@@ -67,7 +67,7 @@ def killed_until_trouble(root: Path) -> tuple[list[tuple[str, int]], int]:
         context.destroy(linger=0)
         return kills
 
-    return troubles, asyncio.run(asyncio.wait_for(scene(), 90))
+    return troubles, asyncio.run(asyncio.wait_for(scene(), 300))
 
 
 def test_an_engine_may_be_killed_at_its_start_several_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_children_that_the_launcher_was_given_by_exec_live_on(tmp_path: Path) ->
     line = shlex.join(command("run", str(run.write())))
     shell = f"setsid sleep 300 >/dev/null 2>&1 & echo $! >{tmp_path}/pid; sleep 0.3; exec {line}"
     done = subprocess.run(
-        ["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=180, check=False
+        ["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # raises if it is gone

@@ -124,7 +124,7 @@ def test_a_live_run_acts_on_nothing_that_comes_to_its_ports_and_sockets_from_oth
         assert process.poll() is None, SEED
     finally:
         process.terminate()
-        process.communicate(timeout=200)
+        process.communicate(timeout=300)
     assert process.returncode == 75, SEED
     said = said_by(run)
     assert "Traceback" not in said and "defect" not in said, (SEED, said[-5000:])

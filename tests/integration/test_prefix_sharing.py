@@ -128,14 +128,14 @@ async def through_the_router(folder: Path, model: str) -> list[list[int]]:
     router = Router(node, engines, Peers(), Progress(int))
     workers = [started(ENGINE, model, folder / f"{name}.json", endpoint, name) for name in here]
     try:
-        await asyncio.wait_for(asyncio.gather(*(each.wait() for each in here.values())), 120)
+        await asyncio.wait_for(asyncio.gather(*(each.wait() for each in here.values())), 300)
         await asyncio.gather(*(server.request(name, m.Wake(), 120, token=1) for name in here))
         for name, slab in zip(here, node.slabs, strict=True):
             await engines.add(name, ROLLOUT, slab, token=1)
         asked = [
             router.complete(ROLLOUT, request(g, i, ids)) for g, ids in enumerate(prompts()) for i in range(N)
         ]
-        completed = await asyncio.wait_for(asyncio.gather(*asked), 120)
+        completed = await asyncio.wait_for(asyncio.gather(*asked), 300)
         assert [len(each.token_ids) // 4 for each in completed] == [8] * (GROUPS * N)
         await asyncio.gather(*(server.request(name, m.Stop(), 30) for name in here))
         assert [await asyncio.to_thread(worker.wait, 30) for worker in workers] == [0, 0]
@@ -162,7 +162,7 @@ def test_groups_on_two_engines_cost_the_prefill_of_one_engine_that_has_them_all(
     (tmp_path / "model" / "config.json").write_text(longer)
     (tmp_path / "prompts.json").write_text(json.dumps([ids for ids in prompts() for _ in range(N)]))
     reference = started(REFERENCE, model, tmp_path / "reference.json", tmp_path / "prompts.json")
-    assert reference.wait(180) == 0
+    assert reference.wait(300) == 0
     on_one = json.loads((tmp_path / "reference.json").read_text())
     on_two = asyncio.run(through_the_router(tmp_path, model))
     assert len(on_one) == sum(map(len, on_two)) == GROUPS * N

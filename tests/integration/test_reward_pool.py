@@ -105,7 +105,7 @@ def test_reward_processes_killed_with_calls_in_flight_change_no_result(tmp_path:
             victims = [pid for pid, name in living(killed.run_dir).items() if name == "yatt.reward"]
             hits += sum(kill(pid) for pid in [pid for pid in victims if age_s(pid) > 1.5][:1])
             time.sleep(0.15)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
@@ -299,7 +299,7 @@ def test_what_functions_start_in_sessions_of_their_own_ends_with_the_run(
             (controller,) = [pid for pid, name in living(run.run_dir).items() if name == "yatt.control"]
             kill(controller)
             process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()

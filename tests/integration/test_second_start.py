@@ -45,13 +45,13 @@ def test_a_second_start_is_refused_and_takes_over_when_asked(tmp_path: Path) -> 
     assert first.poll() is None and not paths.attempt(2).exists()
 
     second = start("resume", str(file.run_dir), "--take-over")
-    said, _ = first.communicate(timeout=120)
+    said, _ = first.communicate(timeout=300)
     assert first.returncode == EXIT_WILL_CONTINUE, said
     saved = record_of_attempt(paths, 1, ENDED)["committed"]
     assert saved >= 2, "the first saved what it had trained"
     wait_for(lambda: len(rows(paths.metrics)) > saved, timeout_s=90, what="the second goes on")
     second.terminate()
-    said, _ = second.communicate(timeout=120)
+    said, _ = second.communicate(timeout=300)
     assert second.returncode == EXIT_WILL_CONTINUE, said
     assert f"resumed from iteration {saved}" in said
     assert file.leftovers() == []
@@ -63,7 +63,7 @@ def test_a_run_whose_folder_is_removed_stops_and_builds_nothing_anew(tmp_path: P
     wait_for(lambda: len(rows(paths.metrics)) >= 1, timeout_s=90, what="an iteration")
     while file.run_dir.exists():
         shutil.rmtree(file.run_dir, ignore_errors=True)
-    said, _ = run.communicate(timeout=120)
+    said, _ = run.communicate(timeout=300)
     assert run.returncode == EXIT_DO_NOT_RESTART, said
     assert f"{file.run_dir} is gone: somebody removed or moved it" in said
     assert not file.run_dir.exists()

@@ -55,7 +55,7 @@ def test_a_terminal_that_is_closed_stops_the_run_with_everything_saved(tmp_path:
         os.close(terminal)
         with contextlib.suppress(ProcessLookupError):  # a shell that ends tells its jobs once more
             process.send_signal(signal.SIGHUP)
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()
@@ -77,7 +77,7 @@ def test_a_run_under_nohup_takes_no_notice_of_a_closed_terminal(tmp_path: Path) 
         known = iterations(run)
         wait_for(lambda: iterations(run) >= known + 2, timeout_s=60, what="going on")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             process.kill()

@@ -229,7 +229,7 @@ def test_a_signal_stops_the_run_with_everything_saved(tmp_path: Path) -> None:
     process = start("run", str(run.write()))
     wait_for(lambda: len(rows(run.run_dir / "metrics.jsonl")) >= 2, timeout_s=90, what="two iterations")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 75, output
     assert "yatt resume" in output
     commits = [e for e in rows(run.run_dir / "events.jsonl") if e["kind"] == "ckpt.commit"]
@@ -357,7 +357,7 @@ def test_a_judges_service_that_is_down_for_a_while_costs_time_and_no_group(tmp_p
         with start("run", str(run.write())) as process:
             wait_for(lambda: shown in yatt("status", str(run.run_dir)).stdout, timeout_s=60, what="status")
             is_back.set()
-            assert process.communicate(timeout=120)[0] is not None and process.returncode == 0
+            assert process.communicate(timeout=300)[0] is not None and process.returncode == 0
     finally:
         service.close()
     events = rows(run.run_dir / "events.jsonl")

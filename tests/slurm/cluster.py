@@ -139,6 +139,6 @@ class Cluster:
         argv = [str(SCRIPTS / name), str(self.root), *arguments]
         done = subprocess.run(
             argv, env={**self.env, **(settings or {})}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(argv)} gave {done.returncode}:\n{done.stdout}{done.stderr}"

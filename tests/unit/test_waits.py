@@ -18,6 +18,11 @@ from tests.seeds import seed_of
 
 TESTS = Path(__file__).parents[1]
 LEAST_S = HANG_S / LOADED
+"""Of what is multiplied by `LOADED`: `timeout_s`."""
+
+LEAST_PLAIN_S = 300.0
+"""Of what is not. A process of 12 s took 100 s beside a whole suite on a slow machine."""
+
 PYTEST = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
 WAITS = re.compile(r"wait|wait_for|wait_node|wait_state|communicate|join|acquire|settimeout|timeout")
 SUBJECTS = {
@@ -79,16 +84,26 @@ def numbers(node: ast.AST, names: Named) -> Iterator[float]:
         yield from numbers(names[node.id], {})
 
 
+def is_multiplied(node: ast.AST, names: Named) -> bool:
+    """Whether a limit is a product with `LOADED`."""
+    found = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return "LOADED" in found or any(is_multiplied(names[name], {}) for name in found if name in names)
+
+
 def short_limits(node: ast.Call, names: Named) -> list[float]:
     """Numbers of seconds in a call that waits; 0 is a look, not a wait. A mark may give a test more time than
     others, not less."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     is_wait = WAITS.fullmatch(name) is not None
-    keys = ("timeout", "timeout_s") if is_wait else ("timeout",)
-    limits = [each.value for each in node.keywords if each.arg in keys]
-    limits += node.args if is_wait else []
-    least_s = PYTEST["timeout"] if ast.unparse(node.func) == "pytest.mark.timeout" else LEAST_S
-    return [largest for each in limits if 0 < (largest := max(numbers(each, names), default=0)) < least_s]
+    plain = [each.value for each in node.keywords if each.arg == "timeout"]
+    plain += [] if not is_wait or any(each.arg == "timeout_s" for each in node.keywords) else node.args
+    longer = [each.value for each in node.keywords if is_wait and each.arg == "timeout_s"]
+    least_s = PYTEST["timeout"] if ast.unparse(node.func) == "pytest.mark.timeout" else LEAST_PLAIN_S
+    leasts = [(each, LEAST_S if is_multiplied(each, names) else least_s) for each in plain]
+    leasts += [(each, LEAST_S) for each in longer]
+    return [
+        largest for each, least in leasts if 0 < (largest := max(numbers(each, names), default=0)) < least
+    ]
 
 
 def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
@@ -104,7 +119,8 @@ def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("call", "is_refused"),
     [
-        ("x.wait(5)", True), ("x.communicate(timeout=20 * LOADED)", True), ("run(x, timeout=30)", True),
+        ("x.wait(5)", True), ("x.communicate(timeout=20 * LOADED)", True), ("run(x, timeout=100)", True),
+        ("run(x, timeout=60 * LOADED)", False),
         ("wait_for(x, timeout_s=BEAT_S + 5, what='')", True), ("asyncio.timeout(2.5)", True),
         ("pytest.mark.timeout(400)", True), ("pytest.mark.timeout(600)", False),
         ("x.join(HANG_S)", False), ("x.acquire(timeout=0)", False), ("wait_for(x, timeout_s=90)", False),
@@ -115,7 +131,7 @@ def test_a_limit_that_only_bounds_a_hang_is_no_number() -> None:
 )  # fmt: skip
 def test_what_is_refused(call: str, is_refused: bool) -> None:
     node = ast.parse(call, mode="eval").body
-    names = named(ast.parse("SOON_S = 3.0\nLATE_S = 3.0 * 60"))
+    names = named(ast.parse("SOON_S = 3.0\nLATE_S = 3.0 * 300"))
     assert isinstance(node, ast.Call) and bool(short_limits(node, names)) == is_refused
 
 

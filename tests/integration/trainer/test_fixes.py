@@ -60,7 +60,7 @@ def run(program, *arguments):
         env=child_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -34,7 +34,7 @@ def test_ranks_meet_and_build_without_reading_a_single_pickle(models, keys, tmp_
     words = [sys.executable, "-P", "-m", RANK, str(tmp_path), str(models["qwen2"])]
     ranks = [popen([*words, str(rank), str(size)], env=environment()) for rank in range(size)]
     try:
-        codes = [rank.wait(100) for rank in ranks]
+        codes = [rank.wait(300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -134,7 +134,7 @@ def test_every_listening_port_of_live_ranks_is_on_the_runs_address_and_refuses_s
     finally:
         hold.unlink()
         process.terminate()
-        process.communicate(timeout=200)
+        process.communicate(timeout=300)
 
 
 def test_the_probe_of_ports_would_find_torchs_own_store():

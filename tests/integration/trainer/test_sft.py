@@ -55,7 +55,7 @@ def test_a_model_made_from_nothing_learns_to_reverse_and_goes_on_from_its_folder
         env=child_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

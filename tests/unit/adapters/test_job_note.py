@@ -77,7 +77,7 @@ def submitter(root: Path, name: int, for_s: float) -> "subprocess.Popen[str]":
 
 def test_eight_submitters_are_inside_one_after_another(tmp_path):
     started = [submitter(tmp_path, name, 0.1) for name in range(8)]
-    assert [process.communicate(timeout=240)[0] for process in started] == ["0\n"] * 8
+    assert [process.communicate(timeout=300)[0] for process in started] == ["0\n"] * 8
     assert not (tmp_path / "submitting").exists()
 
 
