@@ -214,10 +214,11 @@ def _counted_speed(
 
 
 def _verdict_tokens(config: RunConfig, role: str) -> float:
-    """Half of the largest verdict, as often as a completion is judged by itself; of an engine that writes
-    nothing the one step in which it reads."""
+    """Half of the largest thought and verdict, as often as a completion is judged by itself; of an engine
+    that writes nothing the one step in which it reads."""
     genrm = _genrm_of(config, role)
-    return genrm.max_tokens / 2 * genrm.votes if genrm.kind == "text" else 1.0
+    said = genrm.think.budget + genrm.max_tokens
+    return said / 2 * genrm.votes if genrm.kind == "text" else 1.0
 
 
 def _genrm_of(config: RunConfig, role: str) -> GenRMSection:
