@@ -82,7 +82,8 @@ def test_an_end_without_a_text_ends_no_thought(tokenizer: Tokenizer, end: str) -
 
 
 @pytest.mark.parametrize(
-    ("budget", "limit", "others", "room"), [(10, 100, 50, 10), (10, 55, 50, 5), (10, 50, 50, 0), (10, 9, 50, 0)]
+    ("budget", "limit", "others", "room"),
+    [(10, 100, 50, 10), (10, 55, 50, 5), (10, 50, 50, 0), (10, 9, 50, 0)],
 )
 def test_the_verdict_always_has_its_room(budget: int, limit: int, others: int, room: int) -> None:
     assert thought_room(budget, limit=limit, others=others) == room
