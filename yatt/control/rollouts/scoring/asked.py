@@ -204,7 +204,8 @@ class QuestionEncoder:
         find = partial(thought_size, ids, self._ends[genrm.name], tokenizer.eos_ids, tokenizer.decode)
         size = await self._in_turn(len(said.text), find)
         is_cut = size == len(ids) and said.finish_reason == TRUNCATED
-        return Thought(ids=tuple(ids[:size]), text=tokenizer.decode(ids[:size]), is_cut=is_cut)
+        text = await self.decode(genrm, said.token_ids[: 4 * size])
+        return Thought(ids=tuple(ids[:size]), text=text, is_cut=is_cut)
 
     def watched(self, genrm: GenRMSection) -> tuple[int, ...]:
         """Returns the tokens that the words of a soft verdict may begin with."""
@@ -237,9 +238,10 @@ class QuestionEncoder:
         """Returns what `ids` makes of a text of about `length` characters with the GenRM's tokenizer."""
         return await self._in_turn(length, partial(ids, self._tokenizers[genrm.name]))
 
-    def decode(self, genrm: GenRMSection, token_ids: bytes) -> str:
-        """Returns the text of packed ids."""
-        return self._tokenizers[genrm.name].decode(unpack_ids(token_ids))
+    async def decode(self, genrm: GenRMSection, token_ids: bytes) -> str:
+        """Returns the text of packed ids; of many of them in a thread."""
+        decode = partial(self._tokenizers[genrm.name].decode, unpack_ids(token_ids))
+        return await self._in_turn(len(token_ids), decode) if len(token_ids) > LONG else decode()
 
     async def _in_turn(self, length: int, encode: Callable[[], T]) -> T:
         """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""

@@ -142,7 +142,7 @@ class Judge:
         completed = await self._complete(genrm_role(genrm.name), sample)
         if completed.finish_reason == m.MEDIA_FAULT:
             return Said(text="", finish_reason=REFUSED, error=completed.error)
-        text = self._encoder.decode(genrm, completed.token_ids)
+        text = await self._encoder.decode(genrm, completed.token_ids)
         return Said(
             text=text,
             finish_reason=completed.finish_reason,
