@@ -12,6 +12,7 @@ import pytest
 
 from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
+from tests.unit.control.engine_stand_in import completion
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better, ranking
 from tests.unit.control.test_scoring import Bench, good, judge_says
 from yatt.adapters.inputs.dataset import Row
@@ -134,6 +135,26 @@ def test_only_the_verdict_is_bound_and_watched(tmp_path: Path, form: dict[str, A
     if is_soft:
         assert sample.extras["judge/confidence"] == pytest.approx(0.5), "of the verdict's place alone"
         assert sample.scores == {"judge": 0.5}
+
+
+def test_a_control_token_ends_a_thought(tmp_path: Path) -> None:
+    """It stands in the request, since no text could name it; after the thought it is written once."""
+    think = {"budget": 12, "end": "<|im_start|>\n"}
+    bench = ThinkingBench(tmp_path, lambda _: "", lambda _: "Y", **{**SINGLE, "think": think})
+    hm, yes = (bench.tokenizer.encode_plain(each) for each in ("hm", "Y"))
+    said = iter([[*hm, 1], yes])
+    bench.judge._complete = lambda role, sample: answered(bench, sample, next(said))
+    assert bench.first().scores == {"judge": 1.0}
+    thought, verdict = bench.asked
+    assert thought.stop_ids == (1,) and thought.stop == ("<|im_start|>",) and verdict.stop_ids == ()
+    line_break = bench.tokenizer.encode_plain("\n")
+    ids = [*m.unpack_ids(thought.prompt_ids), *hm, 1, *line_break]
+    assert m.unpack_ids(verdict.prompt_ids) == ids
+
+
+async def answered(bench: ThinkingBench, sample: m.SampleRequest, ids: list[int]) -> m.Completed:
+    bench.asked.append(sample)
+    return completion(sample, ids)
 
 
 @pytest.mark.parametrize(("says", "score"), [("N", 0.0), ("?", None)])
@@ -330,7 +351,8 @@ class EngineBench:
             self.when = f"{is_running} {'thought' if self.asked[-1].stop else 'verdict'}"
             await self.scorer.interrupt()
 
-    async def _abort(self, _: str, request_ids: tuple[str, ...]) -> None:
+    async def _abort(self, role: str, request_ids: tuple[str, ...]) -> None:
+        assert role == "genrm:judge"
         self.done |= {each.request_id: each for each in self.engine.abort(request_ids)}
 
     async def _call(self, order: Any) -> m.Message:
