@@ -318,6 +318,17 @@ def test_a_stop_text_ends_with_reason_stop(subject):
     assert watching.token_ids == completed.token_ids and len(watched_rows(watching, 2)) == at + 1
 
 
+def test_a_stop_token_ends_with_reason_stop_and_is_kept(subject):
+    """Also beside a stop text, without end-of-sequence tokens, and where it has no text."""
+    free = ids_of(run(subject.engine, sample("free", ignore_eos=True, max_tokens=30))["free"])
+    at = next(place for place in range(3, 30) if free[place] not in free[:place])
+    for name, more in (("alone", {}), ("beside", {"stop": ("</think>",)})):
+        asked = sample(name, ignore_eos=True, max_tokens=30, stop_ids=(free[at], 1), watched=(5, 6), **more)
+        completed = run(subject.engine, asked)[name]
+        assert completed.finish_reason == "stop" and ids_of(completed) == free[: at + 1]
+        assert len(m.unpack_floats(completed.logprobs)) == at + 1 == len(watched_rows(completed, 2))
+
+
 def test_abort_gives_what_was_sampled(subject):
     whole = ids_of(run(subject.engine, sample("whole", ignore_eos=True, max_tokens=40))["whole"])
     subject.engine.add(sample("part", ignore_eos=True, max_tokens=40, watched=(5, 6)))

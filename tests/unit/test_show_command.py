@@ -89,7 +89,7 @@ def test_one_sample_is_shown_in_full_within_the_terminal(paths, capsys) -> None:
     judged = {
         "kind": "judged", "samples": [4], "genrm": "judge", "tries": 2, "prompt": "Rate: " + "word " * 60,
         "answer": "I give it score: 7", "is_readable": True, "score": 0.7, "ranking": None,
-        "values": {"confidence": 0.9},
+        "values": {"confidence": 0.9}, "thought": "It is\nnearly right.", "is_thought_cut": True,
     }  # fmt: skip
     write(paths, 0, sample(4, completion="x" * 300 + "\n    indented"), judged, {**judged, "samples": [5]})
     out = shown(capsys, paths, 3, 4)
@@ -98,6 +98,7 @@ def test_one_sample_is_shown_in_full_within_the_terminal(paths, capsys) -> None:
         "iteration 3, attempt 1, sample 4", "trained on; it has tokens of an earlier iteration",
         "version 1: 4 tokens, version 2: 8 tokens", "-1.25", "exact/length", "What is 1 + 1?",
         "      indented",
+        "thought of GenRM judge before its answer (cut):\n  It is\n  nearly right.",
         "prompt of GenRM judge:", "answer 2 of GenRM judge: score 0.7, confidence 0.9:", "I give it score: 7",
     ):  # fmt: skip
         assert part in out, part

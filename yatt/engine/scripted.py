@@ -95,7 +95,7 @@ class ScriptedEngine:
             self._running[sample.request_id] = scripted
             return
         scripted = _Scripted(token_ids, logprobs, reason)
-        self._cut_at_stop_text(scripted, sample.stop)
+        self._cut_at_stop(scripted, sample)
         if sample.watched:
             scripted.watched = scripted_watched(self._script, draw, scripted.token_ids, sample.watched)
         self._running[sample.request_id] = scripted
@@ -166,15 +166,16 @@ class ScriptedEngine:
             watched=m.pack_floats([each for row in scripted.watched[:said] for each in row]),
         )
 
-    def _cut_at_stop_text(self, scripted: _Scripted, stop: tuple[str, ...]) -> None:
-        """Ends the completion after the token that completes a stop text, as the real engines do."""
-        if not stop:
+    def _cut_at_stop(self, scripted: _Scripted, sample: m.SampleRequest) -> None:
+        """Ends the completion after the token that is a stop token or completes a stop text, as the real
+        engines do."""
+        if not (sample.stop or sample.stop_ids):
             return
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._options.model)
         for end in range(1, len(scripted.token_ids) + 1):
-            text = self._tokenizer.decode(scripted.token_ids[:end])
-            if any(word in text for word in stop):
+            text = self._tokenizer.decode(scripted.token_ids[:end]) if sample.stop else ""
+            if scripted.token_ids[end - 1] in sample.stop_ids or any(word in text for word in sample.stop):
                 del scripted.token_ids[end:], scripted.logprobs[end:]
                 scripted.reason = "stop"
                 return

@@ -249,6 +249,8 @@ class TransformersEngine:
     def _finish_reason(self, request: _Request) -> str:
         if request.token_ids[-1] in self._options.eos_ids and not request.sample.ignore_eos:
             return "stop"
+        if request.token_ids[-1] in request.sample.stop_ids:
+            return "stop"
         if request.sample.stop and self._has_stop_text(request):
             return "stop"
         return "length" if len(request.token_ids) >= request.max_tokens else ""

@@ -382,7 +382,7 @@ def _sampling_parameters(sample: m.SampleRequest, options: EngineOptions, *, max
         seed=sample.seed,
         **wanted,
         stop=list(sample.stop),
-        stop_token_ids=[] if sample.ignore_eos else list(options.eos_ids),
+        stop_token_ids=[*sample.stop_ids, *(() if sample.ignore_eos else options.eos_ids)],
         ignore_eos=sample.ignore_eos,
         detokenize=bool(sample.stop),
         output_kind=RequestOutputKind.DELTA,

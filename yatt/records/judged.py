@@ -31,6 +31,9 @@ class Said:
     Of an engine: `token_ids` as in `m.Completed`, and `watched`, the log-probs of watched tokens at each of
     them. Of a service that was asked for log-probs: `listed`, its tokens with alternatives, or
     `lacks_logprobs`, one of the reasons above; a text counts nevertheless.
+
+    `thought`: text before the answer that is no part of it (`genrms[].think`); `is_thought_cut`: at its
+    largest length.
     """
 
     text: str
@@ -41,3 +44,5 @@ class Said:
     watched: bytes = b""
     listed: tuple[ListedToken, ...] = ()
     lacks_logprobs: str = ""
+    thought: str = ""
+    is_thought_cut: bool = False

@@ -143,7 +143,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     `media`: pictures of the prompt, whose placeholder tokens `prompt_ids` has already. `group`: requests of
     one group share a prompt, so one engine should serve them. `scored_from`: above 0, the answer has the
     log-probs of the prompt's tokens from there on (temperature 1), and no tokens. `watched`: ids of at most
-    `MOST_WATCHED` tokens; the answer has their log-probs wherever it samples a token.
+    `MOST_WATCHED` tokens; the answer has their log-probs wherever it samples a token. `stop_ids`: tokens that
+    end it, as the texts of `stop` do, which cannot name a control token.
     """
 
     under_lease: ClassVar[bool] = True
@@ -161,6 +162,7 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     group: str = ""
     scored_from: int = 0
     watched: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     suspicion: int = 0
     """Number of engines that died with this request in them (`yatt.core.requests.dispatch`)."""
 

@@ -20,13 +20,14 @@ SAID = [
     "I like [2].\nRanking: [2] > [3] > [1]",
     "so it is right: YES",
     "NO? YES",
+    "YES",
     '{"reason": "x", "score": 7}',
     "",
     "",
     "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 7.0, None, None, None, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 7.0, None, None, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -19,6 +19,13 @@ from yatt.core.samples.reasons import MOST_CAUSE, cause_of
             "(genrms[judge].max_tokens is 4); the question was 'what, which was cut (x); the question was y'",
             "genrm 'judge', no readable verdict, which was cut (genrms[judge].max_tokens is 4)",
         ),
+        (
+            "genrm 'judge', prompt 4: no readable verdict in 'ze', which was cut "
+            "(genrms[judge].max_tokens is 4), after the thought 'it\\'s \"so\"; the question was \\'y', "
+            "which was cut (genrms[judge].think.budget is 9); the question was 'what'",
+            "genrm 'judge', no readable verdict, which was cut (genrms[judge].max_tokens is 4), after the "
+            "thought, which was cut (genrms[judge].think.budget is 9)",
+        ),
         ("x" * 1000, "x" * MOST_CAUSE),
     ],
 )

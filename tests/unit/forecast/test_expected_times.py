@@ -12,6 +12,7 @@ from tests.bench.recipes import FOLDER, ROOT, recipe_of
 from tests.runs import HANG_S
 from tests.unit.forecast.test_memory_plan import config_of
 from yatt.config.schema import PlacementSection
+from yatt.config.sections.judges import ThinkSection
 from yatt.core.gpus.engine_model import EngineSpeed
 from yatt.forecast.memory.fit import memory_plan
 from yatt.forecast.memory.times import (
@@ -79,6 +80,15 @@ def test_an_engine_that_writes_nothing_reads_each_text_once(name, role):
     assert said.verdicts_s == pytest.approx(2 * numel * tokens / (gpus * 0.3 * 989e12), rel=0.15)
     slow = times(found, rates=HardwareRates(utilization=0.15))
     assert slow.verdicts_s == pytest.approx(2 * said.verdicts_s, rel=0.05)
+
+
+def test_thoughts_are_tokens_of_verdicts():
+    found = recipe("qwen3-8b-genrm")
+    (judge,) = found.config.genrms
+    thinking = replace(judge, think=ThinkSection(budget=3 * judge.max_tokens))
+    plain, thinks = times(found), times(replace(found, config=replace(found.config, genrms=(thinking,))))
+    assert thinks.verdict_tokens["genrm:judge"] == 4 * plain.verdict_tokens["genrm:judge"]
+    assert thinks.verdicts_s > 3 * plain.verdicts_s
 
 
 def test_a_teacher_has_a_head_of_tokens_and_a_scalar_model_none():

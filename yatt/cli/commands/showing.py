@@ -236,6 +236,9 @@ def _judgement(judged: Record) -> Iterable[str]:
         scores = [] if judged.get("score") is None else [f"score {_number(judged['score'])}"]
         verdict = ", ".join([*scores, *values]) or "no score"
     yield from _block(f"prompt of GenRM {name}{which}", judged.get("prompt"))
+    if judged.get("thought") is not None:
+        cut = " (cut)" if judged.get("is_thought_cut") else ""
+        yield from _block(f"thought of GenRM {name} before its answer{cut}", judged["thought"])
     yield from _block(f"answer {_text(judged.get('tries'))} of GenRM {name}: {verdict}", judged.get("answer"))
 
 

@@ -198,6 +198,32 @@ class JudgingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkSection:
+    """Reasoning before a verdict. A question is then two requests to the engine: free text and, after it, the
+    verdict, which alone is bound to a form and read."""
+
+    budget: Annotated[int, COUNT_OR_NONE] = 0
+    """Most tokens of a thought; less where `max_model_tokens` leaves less beside the question and
+    `max_tokens` of the verdict. 0: no thought; a question is one request."""
+
+    end: Annotated[str, FREE] = "\n</think>\n\n"
+    """Text between thought and verdict, which is shown to the model whether it has written it or not. A
+    thought ends where the model writes this text (blanks around it aside), or ends its answer."""
+
+    on_cut: Literal["ask", "unreadable"] = "ask"
+    """A thought that is cut at its budget: ask for the verdict nevertheless; or count the answer as
+    unreadable, and ask again (`retries`)."""
+
+    def __post_init__(self) -> None:
+        known = type(self).__dataclass_fields__
+        for name in ("end", "on_cut"):
+            rule(
+                self.budget > 0 or getattr(self, name) == known[name].default,
+                f"{name}: has no effect without budget; write one, in tokens, or remove it.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSection:
     """A judge behind a URL, with OpenAI's chat completions API. It needs no GPU of the run."""
 

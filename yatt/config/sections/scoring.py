@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from yatt.config.sections.judges import (
     ApiSection as ApiSection,
     JudgingSection as JudgingSection,
+    ThinkSection as ThinkSection,
     VerdictSection as VerdictSection,
 )
 from yatt.config.sections.operation import rule
@@ -106,6 +107,7 @@ _OF_TEXTS = (
     "function",
     "timeout_s",
     "verdict",
+    "think",
     "max_tokens",
     "temperature",
     "stop",
@@ -185,18 +187,20 @@ class GenRMSection:
     """Time limit of the function for one completion, without the time that it waits for the GenRM. own: for
     the questions about a group, or its scores."""
 
+    think: ThinkSection = field(default_factory=ThinkSection)
     verdict: VerdictSection = field(default_factory=VerdictSection)
     weight: Annotated[float, FINITE] = 1.0
     """Weight of its score in the reward."""
 
     max_tokens: Annotated[int, COUNT] = 512
-    """Maximum length of a verdict, in tokens."""
+    """Maximum length of a verdict, in tokens, without the thought before it (`think`)."""
 
     temperature: Annotated[float, range_between(0, 100)] = 0.0
     """Sampling temperature of verdicts; 0 is greedy."""
 
     max_model_tokens: Annotated[int, COUNT_OR_NONE] = 0
-    """Tokens of prompt and verdict together; 0: the model's own limit, filled in when the run starts."""
+    """Tokens of prompt, thought and verdict together; 0: the model's own limit, filled in when the run
+    starts."""
 
     stop: tuple[Annotated[str, FILLED], ...] = ()
     """Texts that end a verdict."""
@@ -283,7 +287,21 @@ class GenRMSection:
             self.verdict.read == "word" or "speculative_config" not in self.engine_args,
             "verdict.read: soft: with speculative_config vLLM gives no log-probs of words; remove it.",
         )
+        self._check_thinking()
         self._check_pairwise()
+
+    def _check_thinking(self) -> None:
+        if not self.think.budget:
+            return
+        rule(
+            not self.api.url,
+            "think: a service cannot continue a text that it has begun; remove it, and write the service's "
+            "own switch for reasoning into api.body.",
+        )
+        rule(
+            not self.asks_by_client,
+            "think: is for questions by template; a function's client asks one request at a time. Remove it.",
+        )
 
     def _check_numbers(self) -> None:
         more = ("template", "chat", "weight") if self.kind == "teacher" else ()

@@ -8,12 +8,13 @@ MOST_CAUSE = 300
 NO_VERDICT = "no readable verdict"
 CUT = ", which was cut"
 REASONING = ", beside which there was reasoning"
+AFTER_THOUGHT = ", after the thought"
 
 _PLACE = re.compile(r"\bprompt \d+(?:, sample \d+)?: ")
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _EXAMPLE = re.compile(
     rf"(?<={NO_VERDICT})(?: about samples [\d, ]+)? in {_QUOTED}({CUT} \([^)]*\)|{REASONING})?"
-    rf"; the question was {_QUOTED}"
+    rf"(?:({AFTER_THOUGHT}) {_QUOTED}({CUT} \([^)]*\))?)?; the question was {_QUOTED}"
 )
 
 
@@ -25,4 +26,4 @@ def cause_of(reason: str) -> str:
 
 def without_examples(text: str) -> str:
     """Returns a text without the questions to GenRMs, and their answers, that it shows."""
-    return _EXAMPLE.sub(lambda found: found[1] or "", text)
+    return _EXAMPLE.sub(lambda found: "".join(part for part in found.groups() if part), text)

@@ -215,11 +215,11 @@ def _counted_speed(
 
 
 def _verdict_tokens(config: RunConfig, role: str) -> float:
-    """Half of the largest verdict, as often as the GenRM is asked for a completion; of an engine that writes
-    nothing the one step in which it reads."""
+    """Half of the largest thought and verdict, as often as the GenRM is asked for a completion; of an engine
+    that writes nothing the one step in which it reads."""
     genrm = _genrm_of(config, role)
-    asked = questions_per_completion(genrm, config.rollout.n)
-    return genrm.max_tokens / 2 * asked if genrm.kind == "text" else 1.0
+    said = (genrm.think.budget + genrm.max_tokens) / 2
+    return said * questions_per_completion(genrm, config.rollout.n) if genrm.kind == "text" else 1.0
 
 
 def _genrm_of(config: RunConfig, role: str) -> GenRMSection:

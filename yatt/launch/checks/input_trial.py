@@ -27,7 +27,7 @@ from yatt.adapters.processes.watched_trial import (
 from yatt.config.load import parse_resolved, resolved_text, without_secrets
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups.given import limits_in_words, row_lengths
-from yatt.control.rollouts.scoring.asked import word_tokens
+from yatt.control.rollouts.scoring.asked import thought_ending, word_tokens
 from yatt.errors import ConfigError
 from yatt.judging.judging import check_asked, shortest_shown
 from yatt.judging.protocol import UnusableRow
@@ -229,11 +229,13 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
             return []  # told by another check
     if genrm.verdict.read == "soft":
         word_tokens(genrm, tokenizer)
+    num_end = len(thought_ending(genrm, tokenizer).ids) if genrm.think.budget else 0
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
     shortest = shortest_shown(genrm, config.rollout.n)
     with stages.doing(what, TEMPLATE_S, TEMPLATE_BYTES):
         num_tokens = result_of_stage(what, lambda: len(question_ids(genrm, tokenizer, shortest)))
-        notes = list(context_notes(config, genrm, key, num_tokens)) if genrm.has_known_questions else []
+        is_known = genrm.has_known_questions
+        notes = list(context_notes(config, genrm, key, num_tokens, num_end)) if is_known else []
         if genrm.sees != "none":
             seen = result_of_stage(what, partial(seeing_notes, config, genrm, key, tokenizer, shortest))
             notes += seen

@@ -173,18 +173,22 @@ def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None
         raise ConfigError(says, key=tp_key, has_colon=False)
 
 
-def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: int) -> Iterator[str]:
+def context_notes(
+    config: RunConfig, genrm: GenRMSection, key: str, num_tokens: int, num_end: int = 0
+) -> Iterator[str]:
     """Compares the longest question with the GenRM's context; yields notes.
 
     Args:
         num_tokens: length of the template and the chat template.
+        num_end: length of `think.end`, if the GenRM thinks.
 
     Raises:
         ConfigError: the longest question does not fit, and it is counted exactly: the GenRM has the policy's
-            tokenizer.
+            tokenizer. Or no question leaves room for `think.budget`.
     """
     if not genrm.template:
         return
+    _check_budget(genrm, f"{key}.think.budget", num_tokens, num_end)
     prompt = config.data.max_prompt_tokens if "{prompt}" in genrm.template else 0
     times = most_shown(genrm, config.rollout.n)
     longest = num_tokens + prompt + times * config.rollout.max_response_tokens
@@ -193,17 +197,44 @@ def context_notes(config: RunConfig, genrm: GenRMSection, key: str, num_tokens: 
         f" + data.max_prompt_tokens {prompt}" if prompt else ""
     )
     parts += f" + {name}rollout.max_response_tokens {config.rollout.max_response_tokens}"
+    if num_end:
+        longest, parts = longest + num_end, f"{parts} + think.end {num_end}"
     if longest >= limit and _same_tokenizer(config.model.path, genrm.model):
         raise ConfigError(
             f"the longest question has {longest} tokens ({parts}), and a verdict needs room, but the GenRM "
             f"takes {limit}. Raise max_model_tokens, or lower one of these.",
             key=f"{key}.max_model_tokens",
         )
+    if genrm.think.budget and longest + genrm.think.budget + genrm.max_tokens > limit:
+        yield (
+            f"{key}.max_model_tokens: a question of {longest} tokens ({parts}) and a verdict of "
+            f"{key}.max_tokens {genrm.max_tokens} leave less than {key}.think.budget {genrm.think.budget} of "
+            f"{limit} tokens: the thought about it is shorter, or there is none."
+        )
     if longest + genrm.max_tokens > limit:
         yield (
             f"{key}.max_model_tokens: a question of {longest} tokens ({parts}) leaves less than "
             f"{key}.max_tokens {genrm.max_tokens} of {limit} tokens for the verdict, which may be cut."
         )
+
+
+def _check_budget(genrm: GenRMSection, key: str, num_tokens: int, num_end: int) -> None:
+    """Refuses a budget for which even the shortest question leaves no room.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    budget, limit = genrm.think.budget, genrm.max_model_tokens
+    room = limit - num_tokens - num_end - genrm.max_tokens
+    if budget <= room or not budget:
+        return
+    cure = f"Write {room} or less" if room > 0 else "Lower max_tokens"
+    raise ConfigError(
+        f"{budget} never has room: the shortest question has {num_tokens} tokens, think.end {num_end}, a "
+        f"verdict {genrm.max_tokens} (max_tokens), and the GenRM takes {limit} (max_model_tokens). {cure}, "
+        "or raise max_model_tokens.",
+        key=key,
+    )
 
 
 def _same_tokens(policy: str, teacher: str) -> bool:

@@ -93,7 +93,9 @@ def _questions(judges: dict[str, tuple[GenRMSection, Tokenizer]], row: Row, plac
     """Yields each judge's question."""
     for key, (genrm, tokenizer) in judges.items():
         ids = question_ids(genrm, tokenizer, shown_with_truth(genrm, row)[1], row.prompt)
-        text = tokenizer.decode(ids, skip_special=False)
+        text, think = tokenizer.decode(ids, skip_special=False), genrm.think
+        if think.budget:
+            text += f"[a thought of at most {think.budget} tokens]{think.end}[the verdict]"
         yield f"{place}: question of {len(ids)} tokens to {key}:\n{_indented(text)}"
 
 

@@ -1,7 +1,9 @@
 """One question to a GenRM: whom it is about, its tokens, and what is told and recorded of its answer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -14,11 +16,13 @@ from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState
 from yatt.control.rollouts.scoring.subject import Judged, Subject
-from yatt.core.samples.reasons import CUT, NO_VERDICT, REASONING
+from yatt.core.gpus.placement import genrm_role
+from yatt.core.samples.reasons import AFTER_THOUGHT, CUT, NO_VERDICT, REASONING
 from yatt.errors import ConfigError
 from yatt.judging.protocol import Question
 from yatt.judging.soft import SoftVerdict, first_tokens, place_of_token, soft_verdict
 from yatt.judging.template import Shown, render_template
+from yatt.judging.thinking import ThoughtEnd, thought_end, thought_size
 from yatt.models.pictures.tokens import picture_tokens
 from yatt.records import message as m
 from yatt.records.episode import MediaRef
@@ -79,12 +83,24 @@ class Rendered:
         pictures: those that stand in the text.
         structure: see `m.SampleRequest`.
         is_soft: the answer's log-probs are wanted.
+        ends: what ends a thought, if it is one that is asked for, instead of `genrms[].stop`.
     """
 
     parts: Parts
     pictures: Sequence[MediaRef] = ()
     structure: str = ""
     is_soft: bool = False
+    ends: ThoughtEnd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """What a GenRM has thought: its tokens as they were sampled, without what ended it, and their text;
+    `is_cut`: nothing ended it but its largest length."""
+
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    is_cut: bool = True
 
 
 def word_tokens(genrm: GenRMSection, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
@@ -99,6 +115,56 @@ def word_tokens(genrm: GenRMSection, tokenizer: Tokenizer) -> dict[str, tuple[in
     except ValueError as error:
         says = f"soft: {error} in the tokenizer of {genrm.model}; write other words."
         raise ConfigError(says, key=f"genrms[{genrm.name}].verdict.read") from error
+
+
+def thought_ending(genrm: GenRMSection, tokenizer: Tokenizer) -> ThoughtEnd:
+    """Returns what ends the thoughts of a GenRM.
+
+    Raises:
+        ConfigError: its tokenizer cannot write `think.end`.
+    """
+    end = genrm.think.end
+    found = thought_end(end, lambda text: tokenizer.encode_parts([TextPart(text, True)], adds_special=False))
+    if found.text not in tokenizer.decode(list(found.ids), skip_special=False):
+        says = f"{end!r} cannot be written in the tokenizer of {genrm.model}; write another text."
+        raise ConfigError(says, key=f"genrms[{genrm.name}].think.end")
+    return found
+
+
+class OpenQuestions:
+    """Questions by template that have no answer yet, and which of them were ended."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._roles: dict[str, str] = {}  # by key
+        self._cut: set[str] = set()
+
+    def new_key(self, genrm: GenRMSection) -> str:
+        """Returns the id of a request to a GenRM."""
+        return f"{genrm.name}/{next(self._numbers)}"
+
+    @contextlib.contextmanager
+    def opened(self, genrm: GenRMSection) -> Iterator[tuple[str, ...]]:
+        """Context manager: a question that `cut_all` may end at any moment; gives the ids of its requests: of
+        the one, or of those for a thought and for a verdict."""
+        keys = tuple(self.new_key(genrm) for _ in range(2 if genrm.think.budget else 1))
+        self._roles |= dict.fromkeys(keys, genrm_role(genrm.name))
+        try:
+            yield keys
+        finally:
+            for key in keys:
+                del self._roles[key]
+                self._cut.discard(key)
+
+    def cut_all(self) -> dict[str, tuple[str, ...]]:
+        """Ends all questions; returns their ids, by the role that answers them."""
+        self._cut |= self._roles.keys()
+        roles = sorted(set(self._roles.values()))
+        return {role: tuple(key for key, of in self._roles.items() if of == role) for role in roles}
+
+    def is_cut(self, key: str) -> bool:
+        """Whether a question was ended."""
+        return key in self._cut
 
 
 class QuestionEncoder:
@@ -121,7 +187,25 @@ class QuestionEncoder:
             for g in config.engine_genrms
             if g.verdict.read == "soft"
         }
+        self._ends = {
+            g.name: thought_ending(g, self._tokenizers[g.name])
+            for g in config.engine_genrms
+            if g.think.budget
+        }
         self._turn = asyncio.Lock()
+
+    def thought_end(self, genrm: GenRMSection) -> ThoughtEnd:
+        """Returns what ends the thoughts of a GenRM."""
+        return self._ends[genrm.name]
+
+    async def thought(self, genrm: GenRMSection, said: Said) -> Thought:
+        """Returns the thought in what an engine said: what stands before its end."""
+        ids, tokenizer = unpack_ids(said.token_ids), self._tokenizers[genrm.name]
+        find = partial(thought_size, ids, self._ends[genrm.name], tokenizer.eos_ids, tokenizer.decode)
+        size = await self._in_turn(len(said.text), find)
+        is_cut = size == len(ids) and said.finish_reason == TRUNCATED
+        text = await self.decode(genrm, said.token_ids[: 4 * size])
+        return Thought(ids=tuple(ids[:size]), text=text, is_cut=is_cut)
 
     def watched(self, genrm: GenRMSection) -> tuple[int, ...]:
         """Returns the tokens that the words of a soft verdict may begin with."""
@@ -154,9 +238,10 @@ class QuestionEncoder:
         """Returns what `ids` makes of a text of about `length` characters with the GenRM's tokenizer."""
         return await self._in_turn(length, partial(ids, self._tokenizers[genrm.name]))
 
-    def decode(self, genrm: GenRMSection, token_ids: bytes) -> str:
-        """Returns the text of packed ids."""
-        return self._tokenizers[genrm.name].decode(unpack_ids(token_ids))
+    async def decode(self, genrm: GenRMSection, token_ids: bytes) -> str:
+        """Returns the text of packed ids; of many of them in a thread."""
+        decode = partial(self._tokenizers[genrm.name].decode, unpack_ids(token_ids))
+        return await self._in_turn(len(token_ids), decode) if len(token_ids) > LONG else decode()
 
     async def _in_turn(self, length: int, encode: Callable[[], T]) -> T:
         """Tokenises; in a thread if it is long, and one question at a time, so that the event loop runs."""
@@ -185,6 +270,8 @@ def note_answer(genrm: str, asked: AskedQuestion, said: Said, tries: int, verdic
             genrm=genrm,
             about=tuple(sample.index for sample in asked.about),
             shown=asked.shown,
+            thought=said.thought,
+            is_thought_cut=said.is_thought_cut,
             answer=said.text,
             finish_reason=said.finish_reason,
             tries=tries,
@@ -199,10 +286,15 @@ def unreadable_message(genrm: GenRMSection, asked: AskedQuestion, said: Said) ->
     about = [sample.index for sample in asked.about]
     which = f" about samples {', '.join(map(str, about))}" if len(about) > 1 else ""
     why = REASONING if said.has_reasoning and not said.text.strip() else ""
-    if said.finish_reason == TRUNCATED:
+    is_unasked = said.is_thought_cut and genrm.think.on_cut == "unreadable"
+    if said.finish_reason == TRUNCATED and not is_unasked:
         why = f"{CUT} (genrms[{genrm.name}].max_tokens is {genrm.max_tokens})"
+    thought = ""
+    if genrm.think.budget:
+        cut = f"{CUT} (genrms[{genrm.name}].think.budget is {genrm.think.budget})"
+        thought = f"{AFTER_THOUGHT} {said.thought[-MOST_SHOWN:]!r}{cut if said.is_thought_cut else ''}"
     question = "".join(text for text, _ in render_template(genrm.template, asked.shown))
     return (
-        f"{NO_VERDICT}{which} in {said.text[-MOST_SHOWN:]!r}{why}; the question was "
+        f"{NO_VERDICT}{which} in {said.text[-MOST_SHOWN:]!r}{why}{thought}; the question was "
         f"{question[-MOST_SHOWN:]!r}"
     )

@@ -5,11 +5,12 @@ is not answered readably is asked again with another seed.
 """
 
 import asyncio
-import contextlib
-import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
+
+import msgspec
 
 from yatt.adapters.inputs.text_parts import PICTURE, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
@@ -20,9 +21,12 @@ from yatt.control.gpus.prepared_requests import MediaUnusable
 from yatt.control.rollouts.groups.groups import MOST_VERDICT, TRUNCATED
 from yatt.control.rollouts.scoring.asked import (
     AskedQuestion,
+    Encoded,
+    OpenQuestions,
     QuestionEncoder,
     Refused,
     Rendered,
+    Thought,
     note_answer,
     unreadable_message,
 )
@@ -33,6 +37,7 @@ from yatt.judging.protocol import Answer
 from yatt.judging.reading import structure_of
 from yatt.judging.soft import listed_at, on_grid, soft_verdict_of_texts
 from yatt.judging.template import render_with_pictures
+from yatt.judging.thinking import thought_room
 from yatt.records import message as m
 from yatt.records.episode import MediaRef
 from yatt.records.judged import REFUSED, Said
@@ -48,40 +53,6 @@ CallReward = Callable[[m.Score | m.ScoreMany | m.JudgeGroup], Awaitable[m.Messag
 
 class Interrupted(Exception):
     """The question was ended by `Judge.interrupt` and has no answer. It is no failure."""
-
-
-class OpenQuestions:
-    """Questions by template that have no answer yet, and which of them were ended."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._roles: dict[str, str] = {}  # by key
-        self._cut: set[str] = set()
-
-    def new_key(self, genrm: GenRMSection) -> str:
-        """Returns the id of a request to a GenRM."""
-        return f"{genrm.name}/{next(self._numbers)}"
-
-    @contextlib.contextmanager
-    def opened(self, genrm: GenRMSection) -> Iterator[str]:
-        """Context manager: a question that `cut_all` may end; gives its id."""
-        key = self.new_key(genrm)
-        self._roles[key] = genrm_role(genrm.name)
-        try:
-            yield key
-        finally:
-            del self._roles[key]
-            self._cut.discard(key)
-
-    def cut_all(self) -> dict[str, tuple[str, ...]]:
-        """Ends all questions; returns their ids, by the role that answers them."""
-        self._cut |= self._roles.keys()
-        roles = sorted(set(self._roles.values()))
-        return {role: tuple(key for key, of in self._roles.items() if of == role) for role in roles}
-
-    def is_cut(self, key: str) -> bool:
-        """Whether a question was ended."""
-        return key in self._cut
 
 
 class Judge:
@@ -126,36 +97,52 @@ class Judge:
         for role, keys in self._open.cut_all().items():
             await self._abort(role, keys)
 
-    async def ask(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered, request_id: str = "") -> Said:
-        """Has a GenRM complete a text.
+    async def ask(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered) -> Said:
+        """Has a GenRM complete a text, in one request.
 
         Raises:
             WorkerFailed | DeadlineExceeded: it did not, after the retries.
-            Interrupted: the request was ended before it was sent.
         """
         if genrm.name in self._services:
             return await self._ask_service(genrm, ask, sent)
+        encoded = await self._encoded(genrm, sent)
+        return encoded if isinstance(encoded, Said) else await self._complete_text(genrm, ask, sent, encoded)
+
+    async def _encoded(self, genrm: GenRMSection, sent: Rendered) -> Encoded | Said:
+        """Returns the tokens of a question, or the reason why it cannot be asked."""
         try:
-            prompt_ids, media = await self._encoder.encode(genrm, sent.parts, sent.pictures)
+            encoded = await self._encoder.encode(genrm, sent.parts, sent.pictures)
         except ValueError as error:
             why = f"the pictures of the question to GenRM '{genrm.name}' cannot be shown: {error}"
             return Said(text="", finish_reason=REFUSED, error=why)
-        if not prompt_ids:
+        if not encoded[0]:
             why = f"the question to GenRM '{genrm.name}' has no tokens; write words into its template"
             return Said(text="", finish_reason=REFUSED, error=why)
+        return encoded
+
+    async def _complete_text(
+        self, genrm: GenRMSection, ask: m.Ask, sent: Rendered, encoded: Encoded, key: str = ""
+    ) -> Said:
+        """Has an engine continue tokens.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded, Interrupted: see `ask`.
+        """
+        (prompt_ids, media), ends = encoded, sent.ends
         sample = m.SampleRequest(
-            request_id=request_id or self._open.new_key(genrm), prompt_ids=pack_ids(prompt_ids),
+            request_id=key or self._open.new_key(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
             max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
-            stop=genrm.stop, structure=sent.structure, media=media,
+            stop=ends.stop if ends else genrm.stop, stop_ids=ends.tokens if ends else (),
+            structure=sent.structure, media=media,
             watched=self._encoder.watched(genrm) if sent.is_soft else (),
         )  # fmt: skip
-        if self._open.is_cut(request_id):
+        if self._open.is_cut(key):
             raise Interrupted
         completed = await self._complete(genrm_role(genrm.name), sample)
         if completed.finish_reason == m.MEDIA_FAULT:
             return Said(text="", finish_reason=REFUSED, error=completed.error)
-        text = self._encoder.decode(genrm, completed.token_ids)
+        text = await self._encoder.decode(genrm, completed.token_ids)
         return Said(
             text=text,
             finish_reason=completed.finish_reason,
@@ -163,6 +150,31 @@ class Judge:
             token_ids=completed.token_ids,
             watched=completed.watched,
         )
+
+    async def _answer_after_thought(
+        self, genrm: GenRMSection, ask: m.Ask, sent: Rendered, encoded: Encoded, keys: Sequence[str]
+    ) -> Said:
+        """Has a GenRM think, then answer; see `yatt.judging.thinking`.
+
+        Raises:
+            WorkerFailed, DeadlineExceeded, Interrupted: see `ask`.
+        """
+        (ids, media), end, thought = encoded, self._encoder.thought_end(genrm), Thought()
+        others = len(ids) + len(end.ids) + genrm.max_tokens
+        room = thought_room(genrm.think.budget, limit=genrm.max_model_tokens, others=others)
+        if room:
+            first = msgspec.structs.replace(ask, max_tokens=room)
+            free = Rendered(parts=(), ends=end)
+            said = await self._complete_text(genrm, first, free, encoded, keys[0])
+            if said.finish_reason in (ABORTED, REFUSED):
+                return said
+            thought = await self._encoder.thought(genrm, said)
+        if thought.is_cut and genrm.think.on_cut == "unreadable":
+            return Said(text="", finish_reason=TRUNCATED, thought=thought.text, is_thought_cut=True)
+        last = msgspec.structs.replace(ask, seed=sample_seed(ask.seed, 0, "verdict"))
+        continued = [*ids, *thought.ids, *end.ids], media  # pictures keep their places
+        said = await self._complete_text(genrm, last, sent, continued, keys[1])
+        return replace(said, thought=thought.text, is_thought_cut=thought.is_cut)
 
     async def _ask_service(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered) -> Said:
         complete = partial(self._services[genrm.name].complete, wants_logprobs=sent.is_soft)
@@ -238,9 +250,15 @@ class Judge:
     async def _ask_until_interrupted(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered) -> Said:
         if not genrm.has_engine:
             return await self.ask(genrm, ask, sent)
-        with self._open.opened(genrm) as key:
-            said = await self.ask(genrm, ask, sent, key)
-            if self._open.is_cut(key) and said.finish_reason == ABORTED:
+        with self._open.opened(genrm) as keys:
+            encoded = await self._encoded(genrm, sent)
+            if isinstance(encoded, Said):
+                return encoded
+            if genrm.think.budget:
+                said = await self._answer_after_thought(genrm, ask, sent, encoded, keys)
+            else:
+                said = await self._complete_text(genrm, ask, sent, encoded, keys[0])
+            if self._open.is_cut(keys[0]) and said.finish_reason == ABORTED:
                 raise Interrupted
             return said
 
@@ -257,7 +275,7 @@ class Judge:
         Raises:
             Interrupted, Refused, WorkerFailed, DeadlineExceeded: see `answer`.
         """
-        with self._open.opened(genrm) as key:
+        with self._open.opened(genrm) as (key,):
             packed = await self._encoder.encode_by(genrm, ids, length)
             if not packed:
                 raise Refused(f"the text for GenRM '{genrm.name}' has no tokens")
@@ -286,9 +304,8 @@ class Judge:
         self, genrm: GenRMSection, asked: AskedQuestion, said: Said, temperature: float
     ) -> m.Scored | None:
         """Returns the verdict. A cut text has none: its end might have changed the verdict."""
-        for sample in asked.about:
-            sample.verdicts = {**sample.verdicts, genrm.name: said.text[-MOST_VERDICT:]}
         counters = asked.first.counters
+        _note_said(genrm, asked, said)
         if said.has_reasoning and not said.text.strip():
             counters[f"genrm/{genrm.name}/only_reasoning"] += 1
         if said.finish_reason == TRUNCATED:
@@ -329,6 +346,16 @@ class Judge:
         score = on_grid(soft.score, genrm.verdict.grid, list(scores.values()))
         measures = {"confidence": soft.confidence, "elsewhere": soft.elsewhere}
         return m.Scored(score=score, extra=measures)
+
+
+def _note_said(genrm: GenRMSection, asked: AskedQuestion, said: Said) -> None:
+    """Notes an answer for people, and whether the thought before it was cut."""
+    texts = {genrm.name: said.text[-MOST_VERDICT:]}
+    if genrm.think.budget:
+        texts[f"{genrm.name}/thought"] = said.thought[-MOST_VERDICT:]
+        asked.first.counters[f"genrm/{genrm.name}/thought_cut"] += said.is_thought_cut
+    for sample in asked.about:
+        sample.verdicts = {**sample.verdicts, **texts}
 
 
 def users_failure(answer: m.Message) -> m.Failed:

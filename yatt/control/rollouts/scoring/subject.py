@@ -28,6 +28,11 @@ class Judged:
     criteria: tuple[str, ...] = ()
     """Those of which the verdict has a value each, instead of a score."""
 
+    thought: str = ""
+    """What the GenRM thought before it answered."""
+
+    is_thought_cut: bool = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
