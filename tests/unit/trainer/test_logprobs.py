@@ -135,7 +135,7 @@ import torch
 from tests.unit.trainer.test_logprobs import _Alone
 from yatt.trainer.forward.logprobs import VocabularyShard, token_logprobs
 
-num_rows, num_entries, size = 2048, 65536, 64
+num_rows, num_entries, size = 2048, 65536, 8
 
 def peak_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
