@@ -11,6 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
+from yatt import clock
 from yatt.adapters.inputs.text_parts import PICTURE, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.net.judge_api import JudgeApi
@@ -222,13 +223,15 @@ class Judge:
                 temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
             )
             subject.counters[f"genrm/{genrm.name}/asked"] += 1
+            asked_s = clock.monotonic_s()
             said = await self._ask_until_interrupted(genrm, ask, sent)
+            span_s = asked_s, clock.monotonic_s()
             if said.finish_reason == ABORTED:
                 raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
             if said.finish_reason == REFUSED:
                 raise Refused(said.error)
             verdict = await self._read(genrm, asked, said, ask.temperature)
-            note_answer(genrm.name, asked, said, attempt + 1, verdict)
+            note_answer(genrm.name, asked, said, attempt + 1, verdict, span_s)
             if verdict is not None:
                 return verdict
             why = unreadable_message(genrm, asked, said)

@@ -14,7 +14,7 @@ from yatt.records import message as m
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """One answer of a GenRM about samples of a group. `verdict` is None if it could not be read; `tries`
-    counts the answers to one question, over its votes and retries."""
+    counts the answers to one question, over its votes and retries, from 1."""
 
     genrm: str
     about: tuple[int, ...]
@@ -27,6 +27,12 @@ class Judged:
     verdict: m.Scored | None
     criteria: tuple[str, ...] = ()
     """Those of which the verdict has a value each, instead of a score."""
+
+    num_tokens: int = 0
+    """That the GenRM has written; 0 if a service does not tell."""
+
+    span_s: tuple[float, float] = (0.0, 0.0)
+    """When it was asked and had answered, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,134 @@
+"""`yatt judge` as a user types it, with the session, reward processes, engines and a real service."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import HANG_S, RunFile, command, environment, popen, wait_for, yatt
+from tests.tiny_models import make_scripted_model
+from tests.unit.adapters.test_judge_api import Service, says
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PAIR = {
+    "judging": {"by": "pairwise"}, "template": "{prompt} 1:{completion_a}; 2:{completion_b}; best:",
+    "verdict": {"pattern": "([12])", "scores": {"1": 1.0, "2": 0.0}},
+}  # fmt: skip
+ROWS = [
+    {"prompt": f"{i} plus {i % 7} is", "chosen": f"{i + i % 7}", "rejected": "<b>no</b>" * (i % 3 + 1)}
+    for i in range(12)
+]
+
+
+def run_of(folder: Path, **genrm: Any) -> RunFile:
+    folder.mkdir(exist_ok=True)
+    make_scripted_model(folder / "policy")
+    judge = {"name": "judge", "model": "m", **genrm}
+    return RunFile(folder, {"genrms": [judge], "launch": {"nodes": 1}, "run": {"deterministic": False}})
+
+
+def rows_in(folder: Path, rows: list[dict[str, Any]]) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def measured(run: RunFile, data: str, *more: str, judge: str = "judge", code: int = 0) -> str:
+    out = run.folder / "out"
+    done = yatt("judge", "eval", str(run.write()), judge, data, "--out", str(out), "--device", "cpu", *more)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert run.leftovers() == []
+    return done.stdout + done.stderr
+
+
+def longer_wins(service: Service, number: int) -> Any:
+    """A judge that likes length, and writes what a browser would run."""
+    text = service.got[number][1]["messages"][0]["content"]
+    first, _, second = text.partition("1:")[2].partition("; 2:")
+    word = "1" if len(first) > len(second.removesuffix("; best:")) else "2"
+    return says(f"<script>alert(1)</script> {word}")
+
+
+def test_a_service_that_likes_length_is_told_by_its_figures_and_by_the_exit_code(tmp_path: Path) -> None:
+    """whole run: an evaluation with a judge behind a URL, from the command to the page."""
+    service = Service(lambda number: longer_wins(service, number))
+    try:
+        run = run_of(tmp_path, api={"url": service.url}, **PAIR)
+        printed = measured(run, rows_in(tmp_path, ROWS), "--html", "--min-agreement", "0.9", "--json", code=3)
+    finally:
+        service.close()
+    result = json.loads((run.folder / "out/result.json").read_text())
+    assert json.loads(printed.splitlines()[0]) == result
+    figures = {name: each["value"] for name, each in result["figures"].items()}
+    assert figures["agreement"] == 0.0 and figures["consistency"] == 1.0 and figures["length"] == 1.0
+    assert (figures["place"], figures["flips"], figures["unreadable"]) == (0.0, 0.0, 0.0)
+    assert len(service.got) == 4 * len(ROWS), "both orders, and once more"
+    asked = [body["messages"][0]["content"] for _, body, _ in service.got]
+    assert len(set(asked)) == 2 * len(ROWS) and all(asked.count(each) == 2 for each in asked)
+    assert len({body["seed"] for _, body, _ in service.got}) == 4 * len(ROWS)
+    page = (run.folder / "out/page.html").read_text()
+    assert "&lt;script&gt;" in page and "<script" not in page and "<b>no" not in page
+    assert all(f"<td>{name}</td>" in page for name in figures)
+    again = yatt(
+        "judge",
+        "eval",
+        str(run.write()),
+        "judge",
+        str(tmp_path / "rows.jsonl"),
+        "--out",
+        str(run.folder / "out"),
+    )
+    assert again.returncode == 2 and "exists already and is not an empty folder" in again.stderr
+
+
+def test_a_greedy_engine_says_the_same_twice_and_no_policy_is_started(tmp_path: Path) -> None:
+    """whole run: an evaluation with a real engine of the judge; the policy has no weights."""
+    from tests.tiny_models import make_qwen3
+
+    make_qwen3(tmp_path / "judge", tied=True, seed=1)
+    genrm = {
+        "model": str(tmp_path / "judge"), "engine": "transformers", "dtype": "float32", "max_tokens": 4,
+        "template": "{prompt}{completion}", "retries": 0,
+        "verdict": {"pattern": "([a-zA-Z0-9])", "scores": {c: float(c > "e") for c in LETTERS}},
+    }  # fmt: skip
+    run = run_of(tmp_path / "run", **genrm)
+    rows = [{"prompt": f"{i} plus", "completion": f"{i}", "label": i % 2} for i in range(10)]
+    measured(run, rows_in(tmp_path, rows), "run.deterministic=true")
+    result = json.loads((run.folder / "out/result.json").read_text())
+    assert result["rows"] == 10 and result["without"] < 10, result["reasons"]
+    assert result["figures"]["consistency"]["value"] == 1.0
+    assert result["figures"]["tokens"]["value"] >= 1 and result["seconds_a_verdict"] > 0
+    assert sum(cell["rows"] for cell in result["confusion"]) == 10
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    """whole run: cut off while the service keeps it waiting."""
+    service = Service(lambda _: (503, {"Retry-After": "60"}, b""))
+    try:
+        run = run_of(tmp_path, api={"url": service.url}, **PAIR)
+        words = [
+            "judge",
+            "eval",
+            str(run.write()),
+            "judge",
+            rows_in(tmp_path, ROWS),
+            "--out",
+            f"{tmp_path}/out",
+        ]
+        process = popen(
+            command(*words), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda: service.got, what="a question")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANG_S)
+    finally:
+        service.close()
+    assert process.returncode == 130, errors
+    assert run.leftovers() == [] and not (tmp_path / "out").exists()
