@@ -35,7 +35,7 @@ Sums = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class SummedFigure:
     """A figure that is made of sums: of each item its prompt and what it adds, and the figure of the sums,
     None if there is none."""
 
@@ -48,9 +48,9 @@ def ratio_of_sums(sums: Sequence[float]) -> float | None:
     return sums[0] / sums[1] if sums[1] else None
 
 
-def mean_measure(terms: Sequence[tuple[int, float]]) -> Measure:
+def mean_measure(terms: Sequence[tuple[int, float]]) -> SummedFigure:
     """The mean of values, each with its prompt."""
-    return Measure([(prompt, (float(value), 1.0)) for prompt, value in terms], ratio_of_sums)
+    return SummedFigure([(prompt, (float(value), 1.0)) for prompt, value in terms], ratio_of_sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Draws:
         return cls(places, counts)
 
 
-def figures_of(measures: Mapping[str, Measure]) -> dict[str, Figure]:
+def figures_with_intervals(measures: Mapping[str, SummedFigure]) -> dict[str, Figure]:
     """Returns the figures that can be made, with their intervals."""
     prompts = [prompt for each in measures.values() for prompt, _ in each.terms]
     draws = _Draws.of_prompts(prompts)
@@ -81,7 +81,7 @@ def figures_of(measures: Mapping[str, Measure]) -> dict[str, Figure]:
     return {name: each for name, each in made.items() if each is not None}
 
 
-def _with_interval(measure: Measure, draws: _Draws) -> Figure | None:
+def _with_interval(measure: SummedFigure, draws: _Draws) -> Figure | None:
     columns = [[0.0] * len(draws.prompts) for _ in measure.terms[0][1]]
     for prompt, sums in measure.terms:
         for column, term in zip(columns, sums, strict=True):

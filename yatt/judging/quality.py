@@ -14,9 +14,9 @@ import msgspec
 from yatt.judging.bootstrap import (
     SAME,
     Figure,
-    Measure,
+    SummedFigure,
     Sums,
-    figures_of,
+    figures_with_intervals,
     mean_measure,
     order_figure,
     ratio_of_sums,
@@ -133,7 +133,7 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
     if any(said not in (0.0, TIE, 1.0) for each, _ in read for said in each.said):
         sure = [(each.prompt, max(share, 1 - share) - _pair_agreement(share)) for each, share in read]
         measures["too_sure"] = mean_measure(sure)
-    return figures_of(measures)
+    return figures_with_intervals(measures)
 
 
 def _pair_agreement(share: float) -> float:
@@ -174,7 +174,7 @@ def text_figures(items: Sequence[LabelledText], values: Sequence[float] = ()) ->
         "consistency": mean_measure(
             [(e.prompt, nearest_value(s, values) == nearest_value(a, values)) for e, s, a in again]
         ),
-        "length": Measure(
+        "length": SummedFigure(
             [(each.prompt, _moments(said, each.length, each.label)) for each, said in read], _partial
         ),
     }
@@ -189,7 +189,7 @@ def text_figures(items: Sequence[LabelledText], values: Sequence[float] = ()) ->
                 sure = [(x, max(p, 1 - p) - hit) for (x, p, _), hit in zip(scaled, hits, strict=True)]
                 measures["too_sure"] = mean_measure(sure)
     order = order_figure([(each.prompt, said, each.label) for each, said in read])
-    return figures_of(measures) | ({"auc": order} if order is not None else {})
+    return figures_with_intervals(measures) | ({"auc": order} if order is not None else {})
 
 
 def nearest_value(score: float, values: Sequence[float]) -> float:
@@ -257,11 +257,11 @@ def answer_figures(answers: Sequence[AskedOnce]) -> dict[str, Figure]:
         "unreadable": mean_measure([(each.prompt, not each.is_readable) for each in answers]),
         "cut": mean_measure([(each.prompt, each.is_cut) for each in answers]),
         "confidence": mean_measure(sure),
-        "tokens": Measure(
+        "tokens": SummedFigure(
             [(each.prompt, (float(size), float(each.is_readable))) for each, size in counted], ratio_of_sums
         ),
     }
-    return figures_of(measures)
+    return figures_with_intervals(measures)
 
 
 def _bins(items: Sequence[tuple[float, float]]) -> list[ReliabilityBin]:

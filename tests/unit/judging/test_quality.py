@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from yatt.judging.bootstrap import Figure, figures_of, mean_measure, order_figure
+from yatt.judging.bootstrap import Figure, figures_with_intervals, mean_measure, order_figure
 from yatt.judging.quality import (
     AskedOnce,
     LabelledPair,
@@ -78,11 +78,11 @@ def test_an_interval_is_as_wide_as_that_of_means_of_prompts() -> None:
     draw = random.Random(0)
     means = [draw.gauss(0, 1) for _ in range(200)]
     items = [(prompt, means[prompt]) for prompt in range(200) for _ in range(5)]
-    found = figures_of({"mean": mean_measure(items)})["mean"]
+    found = figures_with_intervals({"mean": mean_measure(items)})["mean"]
     error = statistics.stdev(means) / math.sqrt(200)
     assert found.items == 1000 and found.value == pytest.approx(statistics.fmean(means))
     assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
-    assert figures_of({"mean": mean_measure(items)}) == {"mean": found}, "draws are seeded"
+    assert figures_with_intervals({"mean": mean_measure(items)}) == {"mean": found}, "draws are seeded"
 
 
 def pair(*said: float | None, lengths: tuple[int, int] = (1, 2), **more: object) -> LabelledPair:

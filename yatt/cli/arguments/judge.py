@@ -1,4 +1,4 @@
-"""Arguments of `yatt judge`; the work is in `yatt.cli.commands.judging`."""
+"""Arguments of `yatt judge`; the work is in `yatt.cli.judging`."""
 
 import argparse
 from pathlib import Path
@@ -31,15 +31,51 @@ def add_judge(commands: "Parsers") -> None:
     _add_output(measuring)
     measuring.set_defaults(action=_measure)
 
+    repeating = parts.add_parser(
+        "again", help="ask a GenRM anew about the completions that a run has recorded, and compare"
+    )
+    repeating.add_argument("run", type=Path, help="run folder, run file, name or id")
+    repeating.add_argument(
+        "more",
+        nargs="*",
+        default=[],
+        help="overlay files (*.yaml) and section.key=value, for the new question",
+    )
+    repeating.add_argument("--iterations", default="", metavar="A..B", help="default: all that are recorded")
+    repeating.add_argument(
+        "--genrm",
+        type=Path,
+        metavar="FILE",
+        help="run file or overlay with the genrms to ask (default: the run's)",
+    )
+    repeating.add_argument(
+        "--judge", default="", metavar="NAME", help="GenRM of the run (default: its only one)"
+    )
+    repeating.add_argument(
+        "--name", default="", help="name of the folder in RUN/again (default: the judge's)"
+    )
+    repeating.add_argument(
+        "--exit-above", type=float, metavar="SHARE", help="exit code 3 if more of the scores have changed"
+    )
+    _add_output(repeating, has_out=False)
+    repeating.set_defaults(action=_repeat)
 
-def _add_output(command: argparse.ArgumentParser) -> None:
+
+def _add_output(command: argparse.ArgumentParser, *, has_out: bool = True) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for the result")
+    if has_out:
+        command.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for the result")
     command.add_argument("--html", action="store_true", help="write a page there too")
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from yatt.cli.commands.judging import measure_judge
+    from yatt.cli.judging.measuring import measure_judge
 
     return measure_judge(arguments)
+
+
+def _repeat(arguments: argparse.Namespace) -> int:
+    from yatt.cli.judging.repeating import judge_again
+
+    return judge_again(arguments)

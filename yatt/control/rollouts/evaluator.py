@@ -116,7 +116,6 @@ def judged_answers(judged: Sequence[Judged], templates: Mapping[str, str]) -> tu
             answer=each.answer,
             finish_reason=each.finish_reason,
             tries=each.tries,
-            is_readable=verdict is not None,
             score=verdict.score if verdict and not (verdict.ranking or each.criteria) else None,
             ranking=verdict.ranking if verdict else (),
             measures=dict(verdict.extra) if verdict else {},

@@ -74,12 +74,16 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     finish_reason: str
     tries: int
-    is_readable: bool
     score: float | None
     ranking: tuple[int, ...]
     measures: dict[str, float]
     num_tokens: int
     span_s: tuple[float, float]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a verdict was read in it."""
+        return self.score is not None or bool(self.ranking or self.measures)
 
 
 class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,21 +1,24 @@
 """`yatt judge`: has a GenRM judge given completions, and says how good it is."""
 
 import argparse
-import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from yatt.adapters.machine.nvml import visible_count
-from yatt.adapters.run_folder.run_config import load_run
-from yatt.checkpoint.convert.hf_folder import whole_folder
 from yatt.cli.commands.evaluating import Shower, check_out
-from yatt.config.load import load_command, load_over
-from yatt.config.schema import GenRMSection, RunConfig
+from yatt.cli.judging.parts import (
+    PAGE,
+    RESULT,
+    asked_with,
+    config_of,
+    device_here,
+    result_bytes,
+    write_result_folder,
+)
+from yatt.config.schema import GenRMSection
 from yatt.errors import EXIT_BELOW, EXIT_FAILED, EXIT_FINISHED, ConfigError
 from yatt.evaluation.evaluate import ended_by_signals, private_folder
 from yatt.evaluation.judge_result import (
@@ -28,13 +31,11 @@ from yatt.evaluation.judge_result import (
 )
 from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, judged_samples, named_judge
 from yatt.evaluation.labels import LabelledRows, asked_twice, read_labelled
-from yatt.launch.node.device import device_of
 from yatt.launch.resolve.data_files import made_folder, with_made_data
 from yatt.obs.page.page_file import render_page
-from yatt.paths import RunPaths
 from yatt.printable import printable
 
-RESULT, PAGE, OVERLAYS = "result.json", "page.html", (".yaml", ".yml")
+OVERLAYS = (".yaml", ".yml")
 
 
 def measure_judge(arguments: argparse.Namespace) -> int:
@@ -70,7 +71,9 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     try:
         _show_measured(arguments, result, genrm)
     finally:
-        write_folder(out, {RESULT: _encoded(result)} | ({PAGE: _page(result)} if arguments.html else {}))
+        write_result_folder(
+            out, {RESULT: result_bytes(result)} | ({PAGE: _page(result)} if arguments.html else {})
+        )
     sys.stderr.write(printable(f"yatt: {out} has the result") + "\n")
     if (main := result.figures.get(result.main)) is None:
         return EXIT_FAILED
@@ -90,63 +93,6 @@ def out_folder(arguments: argparse.Namespace, name: str) -> Path:
     out: Path = (arguments.out or Path(name)).absolute()
     check_out(out)
     return out
-
-
-def config_of(path: Path, words: list[str]) -> RunConfig:
-    """Returns the config of a run file or a run folder, with changes.
-
-    Raises:
-        ConfigError: it cannot be read, or a change is impossible.
-    """
-    if path.is_dir():
-        paths = RunPaths(path.absolute())
-        paths.check_is_run()
-        return load_over(load_run(paths), words, lambda _: ())
-    return load_command(path, words)
-
-
-def device_here(config: RunConfig, wanted: str) -> tuple[str, int]:
-    """Returns the device of engines on this machine, and its number of GPUs.
-
-    Raises:
-        ConfigError: no GPU may be used.
-    """
-    device = device_of(config.launch.device if wanted == "auto" else wanted)
-    gpus = visible_count(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else 0
-    if device == "cuda" and not gpus:
-        raise ConfigError("CUDA_VISIBLE_DEVICES is empty: no GPU may be used; set it, or write --device cpu.")
-    return device, gpus
-
-
-def asked_with(genrm: GenRMSection, config: RunConfig) -> dict[str, Any]:
-    """Returns how a GenRM was asked."""
-    return {
-        "model": genrm.model,
-        "by": genrm.judging.by if genrm.kind == "text" else genrm.kind,
-        "read": genrm.verdict.read,
-        "votes": genrm.votes,
-        "temperature": genrm.temperature,
-        "seed": config.run.seed,
-    }
-
-
-def write_folder(out: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files into a new folder, which appears when it is whole.
-
-    Raises:
-        ConfigError: the folder exists and is not empty.
-        OSError: a disk is full, or fails.
-    """
-    with whole_folder(out) as folder:
-        for name, content in files.items():
-            with (folder / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-
-
-def _encoded(result: JudgeResult) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"
 
 
 def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: GenRMSection) -> None:
