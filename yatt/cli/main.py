@@ -61,7 +61,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "yatt eval runs/one --n 8 --k 1,8",
         "yatt eval models/qwen3 test.jsonl --reward builtin:gsm8k --temperature 0 --out results/qwen3",
     ),
-    "judge": ("yatt judge eval run.yaml judge pairs.jsonl --min-agreement 0.8 --html",),
+    "judge": (
+        "yatt judge eval run.yaml judge pairs.jsonl --min-agreement 0.8 --html",
+        "yatt judge again runs/one --iterations 100..120 --genrm new.yaml --exit-above 0.2",
+        "yatt judge data runs/one --label exact --balanced --out rows.jsonl",
+    ),
     "status": ("yatt status runs/one", "yatt status run.yaml --json"),
     "watch": ("yatt watch runs/one",),
     "report": ("yatt report runs/one --out one.html", "yatt report runs/one runs/two --out both.html"),

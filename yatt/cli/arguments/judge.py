@@ -60,6 +60,22 @@ def add_judge(commands: "Parsers") -> None:
     _add_output(repeating, has_out=False)
     repeating.set_defaults(action=_repeat)
 
+    _add_data(parts)
+
+
+def _add_data(parts: "Parsers") -> None:
+    """Adds `yatt judge data`."""
+    command = parts.add_parser("data", help="write labelled questions of a GenRM, as rows for run.kind: sft")
+    command.add_argument("source", type=Path, help="run, whose rollouts are recorded; or labelled rows")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="new JSONL file")
+    command.add_argument("--judge", default="", metavar="NAME", help="GenRM (default: the only one)")
+    command.add_argument("--like", type=Path, metavar="RUN_FILE", help="of rows: the run file with the GenRM")
+    command.add_argument("--label", default="", metavar="SCORE", help="of a run: the score that is the label")
+    command.add_argument("--iterations", default="", metavar="A..B", help="default: all that are recorded")
+    command.add_argument("--answer", default="{word}", metavar="TEXT", help="what it writes")
+    command.add_argument("--balanced", action="store_true", help="as many rows of each verdict")
+    command.set_defaults(action=_data)
+
 
 def _add_output(command: argparse.ArgumentParser, *, has_out: bool = True) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -73,6 +89,12 @@ def _measure(arguments: argparse.Namespace) -> int:
     from yatt.cli.judging.measuring import measure_judge
 
     return measure_judge(arguments)
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from yatt.cli.judging.labelling import write_judge_data
+
+    return write_judge_data(arguments)
 
 
 def _repeat(arguments: argparse.Namespace) -> int:

@@ -43,11 +43,11 @@ def judge_again(arguments: argparse.Namespace) -> int:
     """
     if (most := arguments.exit_above) is not None and not 0 <= most <= 1:
         raise ConfigError("--exit-above: write a share from 0 to 1.")
-    first, last = _iterations(arguments.iterations)
+    first, last = iteration_range(arguments.iterations)
     paths = RunPaths(arguments.run.absolute())
     paths.check_is_run()
     own = load_run(paths)
-    then = Opinion(name=_judged_by(own, arguments.judge), config=own)
+    then = Opinion(name=judge_of_run(own, arguments.judge), config=own)
     new = _new_config(paths, own, arguments)
     genrm = _asked_now(new, then.name)
     out = _target(paths, arguments.name or genrm.name)
@@ -79,7 +79,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
     return EXIT_BELOW if most is not None and changed.value > most else EXIT_FINISHED
 
 
-def _iterations(text: str) -> tuple[int, int]:
+def iteration_range(text: str) -> tuple[int, int]:
     """Returns the first and the last iteration of A..B; 0: no limit.
 
     Raises:
@@ -97,7 +97,7 @@ def _iterations(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _judged_by(own: RunConfig, name: str) -> str:
+def judge_of_run(own: RunConfig, name: str) -> str:
     """Returns the name of the run's GenRM whose scores are compared.
 
     Raises:
