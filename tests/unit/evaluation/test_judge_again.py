@@ -4,12 +4,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from tests.unit.evaluation.test_judge_eval import ALONE
 from yatt.adapters.inputs.dataset import RowFiles
-from yatt.cli.judging.repeating import judge_again
+from yatt.cli.judging.repeating import again_page, judge_again
 from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.core.figures.evaluation import EvaluatedSample
@@ -113,6 +114,8 @@ def test_the_same_verdicts_are_no_change_and_others_are_found(tmp_path: Path) ->
     assert values["flat_now"] == pytest.approx(1 / 4) and other.figures["flat_now"].items == 4
     assert [each.sample for each in other.changes] == [82, 83], "0 to 0.75, then 1 to 0.75"
     assert other.changes[0].completion == "c41.0" and other.changes[0].scores == (0.0, 0.75)
+    page = again_page(msgspec.structs.replace(other, by="<b>new</b>")).decode()
+    assert "c41.0" in page and "<b>new" not in page and page.count("<details>") == 2
 
 
 def test_a_reward_is_the_weighted_sum_of_all_scores(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 from tests.tiny_models import make_scripted_model
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better
 from yatt.adapters.inputs.dataset import Row, read_data_rows
+from yatt.cli.judging.measuring import quality_page
 from yatt.config.check import broken_relations
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
@@ -261,6 +262,18 @@ def test_single_completions_are_compared_with_their_labels(tmp_path: Path) -> No
     )
     assert {each.texts for each in found.errors} == {("goodish",), ("fine",)}
     assert "agreement" in "\n".join(quality_table(found.figures))
+
+
+def test_a_page_shows_every_figure_and_error_and_runs_nothing_of_a_stranger(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    rows = labelled(tmp_path, "judge", [
+        {"prompt": evil, "completion": f"{evil}{label}", "label": label} for label in (0, 1, 1)
+    ])  # fmt: skip
+    found = judged_by(tmp_path / "j", lambda _: f"YES {evil}", rows, **ALONE)
+    page = quality_page(found).decode()
+    assert "<script" not in page and page.count("&lt;script&gt;") >= 6
+    assert all(f"<td>{name}</td>" in page for name in found.figures)
+    assert page.count("<details>") == len(found.errors) + len(found.confusion) == 3
 
 
 def test_a_judge_of_completions_says_which_one_of_a_pair_it_prefers(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def measure_judge(arguments: argparse.Namespace) -> int:
         _show_measured(arguments, result, genrm)
     finally:
         write_result_folder(
-            out, {RESULT: result_bytes(result)} | ({PAGE: _page(result)} if arguments.html else {})
+            out, {RESULT: result_bytes(result)} | ({PAGE: quality_page(result)} if arguments.html else {})
         )
     sys.stderr.write(printable(f"yatt: {out} has the result") + "\n")
     if (main := result.figures.get(result.main)) is None:
@@ -118,7 +118,8 @@ def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: Ge
         sys.stderr.write(f"yatt: note: {printable(note)}\n")
 
 
-def _page(result: JudgeResult) -> bytes:
+def quality_page(result: JudgeResult) -> bytes:
+    """Returns the page of a result."""
     figures = [(name, each, MEANINGS[name]) for name, each in result.figures.items()]
     page = render_page(
         "judge.html.j2",

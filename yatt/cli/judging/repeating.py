@@ -70,7 +70,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
     _show(arguments, result)
     make_within(paths.root, out.parent)
     write_result_folder(
-        out, {RESULT: result_bytes(result)} | ({PAGE: _page(result)} if arguments.html else {})
+        out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
     )
     sys.stderr.write(printable(f"yatt: {out} has the result") + "\n")
     changed = result.figures.get("changed")
@@ -157,7 +157,8 @@ def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
         sys.stderr.write("yatt: note: no advantages: of rewards alone they are not known, or all are equal\n")
 
 
-def _page(result: AgainResult) -> bytes:
+def again_page(result: AgainResult) -> bytes:
+    """Returns the page of a result."""
     page = render_page(
         "again.html.j2",
         f"{result.judge}: yatt judge again",
