@@ -264,6 +264,24 @@ def test_single_completions_are_compared_with_their_labels(tmp_path: Path) -> No
     assert "agreement" in "\n".join(quality_table(found.figures))
 
 
+def test_a_judge_that_says_another_thing_with_another_seed_is_not_consistent(tmp_path: Path) -> None:
+    rows = labelled(tmp_path, "judge", [{"prompt": "p", "completion": "x", "label": 1}] * 4)
+    said = iter(["YES"] * 4 + ["NO"] * 3 + ["YES"])
+    found = judged_by(tmp_path / "j", lambda _: next(said), rows, **ALONE)
+    assert (found.figures["agreement"].value, found.figures["consistency"].value) == (1.0, 0.25)
+
+
+@pytest.mark.parametrize("orders", ["drawn", "one"])
+def test_a_pair_is_shown_in_both_orders_whatever_the_run_does(tmp_path: Path, orders: str) -> None:
+    judging = {"by": "pairwise", "pairs": "ground_truth", "orders": orders}
+    base = run_file(tmp_path, genrms=[{"name": "judge", "model": "/m", **PAIR, "judging": judging}])
+    asked = asked_alone(named_judge(base, "judge"))
+    assert (asked.judging.orders, asked.judging.pairs, asked.on_unparsable) == ("both", "all", "drop_group")
+    lists = {**LIST, "judging": {"by": "listwise", "orders": orders}}
+    base = run_file(tmp_path, genrms=[{"name": "judge", "model": "/m", **lists}])
+    assert asked_alone(named_judge(base, "judge")).judging.orders == "both"
+
+
 def test_a_page_shows_every_figure_and_error_and_runs_nothing_of_a_stranger(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     rows = labelled(tmp_path, "judge", [
