@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.runs import HANG_S, RunFile, command, environment, popen, wait_for, yatt
-from tests.tiny_models import make_scripted_model
 from tests.unit.adapters.test_judge_api import Service, says
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,8 +24,6 @@ ROWS = [
 
 
 def run_of(folder: Path, **genrm: Any) -> RunFile:
-    folder.mkdir(exist_ok=True)
-    make_scripted_model(folder / "policy")
     judge = {"name": "judge", "model": "m", **genrm}
     return RunFile(folder, {"genrms": [judge], "launch": {"nodes": 1}, "run": {"deterministic": False}})
 
@@ -125,7 +122,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
         process = popen(
             command(*words), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        wait_for(lambda: service.got, what="a question")
+        wait_for(lambda: service.got or process.poll() is not None, what="a question")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=HANG_S)
     finally:
