@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.runs import HANG_S, RunFile, command, environment, popen, wait_for, yatt
+from tests.tiny_models import make_scripted_model
 from tests.unit.adapters.test_judge_api import Service, says
+from yatt.adapters.inputs.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -82,27 +84,50 @@ def test_a_service_that_likes_length_is_told_by_its_figures_and_by_the_exit_code
     assert again.returncode == 2 and "exists already and is not an empty folder" in again.stderr
 
 
-def test_a_greedy_engine_says_the_same_twice_and_no_policy_is_started(tmp_path: Path) -> None:
-    """whole run: an evaluation with a real engine of the judge; the policy has no weights."""
-    from tests.tiny_models import make_qwen3
+def scripted_judge(folder: Path, chance: float) -> str:
+    """A judge that says Y with about this chance, by its question and seed."""
+    make_scripted_model(folder)
+    tokenizer = Tokenizer(str(folder))
+    ids = {word: [*tokenizer.encode_plain(word), *tokenizer.eos_ids[:1]] for word in "YN"}
+    answers = [ids["Y"] if place < 10 * chance else ids["N"] for place in range(10)]
+    return make_scripted_model(folder, answers=answers)
 
-    make_qwen3(tmp_path / "judge", tied=True, seed=1)
+
+def test_a_run_is_judged_again_with_its_own_questions_and_by_another_judge(tmp_path: Path) -> None:
+    """whole run: two iterations are recorded; the same judge has changed nothing, another one has."""
     genrm = {
-        "model": str(tmp_path / "judge"), "engine": "transformers", "dtype": "float32", "max_tokens": 4,
-        "template": "{prompt}{completion}", "retries": 0,
-        "verdict": {"pattern": "([a-zA-Z0-9])", "scores": {c: float(c > "e") for c in LETTERS}},
+        "name": "judge", "engine": "scripted", "model": scripted_judge(tmp_path / "judge", 0.5),
+        "max_model_tokens": 200, "template": "{prompt}|{completion}",
+        "verdict": {"pattern": "([YN])", "scores": {"Y": 1.0, "N": 0.0}},
     }  # fmt: skip
-    run = run_of(tmp_path / "run", **genrm)
-    rows = [{"prompt": f"{i} plus", "completion": f"{i}", "label": i % 2} for i in range(10)]
-    measured(run, rows_in(tmp_path, rows), "run.deterministic=true")
-    result = json.loads((run.folder / "out/result.json").read_text())
-    assert result["rows"] == 10 and result["without"] < 10, result["reasons"]
-    assert result["figures"]["consistency"]["value"] == 1.0
-    assert result["figures"]["tokens"]["value"] >= 1 and result["seconds_a_verdict"] > 0
-    assert sum(cell["rows"] for cell in result["confusion"]) == 10
-
-
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    (tmp_path / "judge/model.safetensors").write_bytes(b"")
+    run = RunFile(tmp_path / "r", {
+        "genrms": [genrm], "launch": {"nodes": 1}, "logging": {"rollouts": "all"},
+        "model": {"trainer": "scripted"}, "trainer": {"total_iterations": 2},
+    })  # fmt: skip
+    done = yatt("run", str(run.write()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    same = yatt("judge", "again", str(run.run_dir), "--device", "cpu", "--exit-above", "0", "--html")
+    assert same.returncode == 0, same.stdout + same.stderr
+    result = json.loads((run.run_dir / "again/judge/result.json").read_text())
+    figures = {name: each["value"] for name, each in result["figures"].items()}
+    assert (result["samples"], result["groups"], result["iterations"]) == (32, 8, [1, 2])
+    assert figures["changed"] == figures["signs"] == 0.0 and result["changes"] == []
+    assert figures["advantages"] == figures["kendall"] == 1.0
+    assert (run.run_dir / "again/judge/page.html").is_file()
+    repeated = yatt("judge", "again", str(run.run_dir), "--device", "cpu")
+    assert repeated.returncode == 2 and "exists already; write --name" in repeated.stderr
+    other = scripted_judge(tmp_path / "other", 0.1)
+    (tmp_path / "other/model.safetensors").write_bytes(b"")
+    (tmp_path / "new.yaml").write_text(json.dumps({"genrms": [{**genrm, "name": "new", "model": other}]}))
+    words = ["--genrm", str(tmp_path / "new.yaml"), "--exit-above", "0.1", "--iterations", "2"]
+    new = yatt("judge", "again", str(run.run_dir), "--device", "cpu", *words)
+    assert new.returncode == 3, new.stdout + new.stderr
+    result = json.loads((run.run_dir / "again/new/result.json").read_text())
+    assert result["groups"] == 4 and 0.1 < result["figures"]["changed"]["value"] <= 1.0
+    turned = [each for each in result["changes"] if each["scores"][0] != each["scores"][1]]
+    assert turned and all(each["answers"][0] != each["answers"][1] for each in turned)
+    assert run.leftovers() == []
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:

@@ -308,20 +308,18 @@ def with_advantages(
         if items[place].group in whole:
             places.setdefault(iteration, []).append(place)
     ordered = [place for each in places.values() for place in each]
-    found = [
-        _advantages(
-            AdvantageOrder(
-                estimator=section.adv_estimator,
-                gamma=section.gamma,
-                batches=[
-                    _batch([items[i] for i in each], [batches[i][1] for i in each], when)
-                    for each in places.values()
-                ],
-            )
-        )
-        for when in (0, 1)
-    ]
-    both = dict(zip(ordered, zip(*found, strict=True), strict=True))
+    order = AdvantageOrder(
+        estimator=section.adv_estimator,
+        gamma=section.gamma,
+        batches=[
+            _batch([items[i] for i in each], [batches[i][1] for i in each], when)
+            for when in (0, 1)
+            for each in places.values()
+        ],
+    )
+    found = _advantages(order)
+    pairs = zip(found[: len(ordered)], found[len(ordered) :], strict=True)
+    both = dict(zip(ordered, pairs, strict=True))
     return [replace(each, advantages=both.get(place, (None, None))) for place, each in enumerate(items)]
 
 
