@@ -21,7 +21,7 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/contract/": 135,
     "tests/faults/": 997,
     "tests/gpu/": 1,
-    "tests/integration/test_": 1295,
+    "tests/integration/test_": 1340,
     "tests/integration/trainer/": 600,
     "tests/slurm/": 650,
     "tests/soak/": 100,

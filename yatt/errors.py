@@ -25,6 +25,9 @@ from typing import Any, Literal
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
+EXIT_BELOW = 3
+"""Of `yatt judge` only: what was measured is worse than was asked for."""
+
 EXIT_WILL_CONTINUE = 75
 EXIT_EXCLUDED = 76
 """Of a controller only: the run continues without this process of it."""

@@ -15,6 +15,7 @@ from yatt.adapters.files.patience import is_passing
 from yatt.cli.arguments.ckpt import add_ckpt, add_convert
 from yatt.cli.arguments.eval import add_eval
 from yatt.cli.arguments.init import add_init
+from yatt.cli.arguments.judge import add_judge
 from yatt.cli.arguments.logs import add_logs
 from yatt.cli.arguments.plan import add_plan
 from yatt.cli.arguments.show import add_show
@@ -60,6 +61,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "yatt eval runs/one --n 8 --k 1,8",
         "yatt eval models/qwen3 test.jsonl --reward builtin:gsm8k --temperature 0 --out results/qwen3",
     ),
+    "judge": (
+        "yatt judge eval run.yaml judge pairs.jsonl --min-agreement 0.8 --html",
+        "yatt judge again runs/one --iterations 100..120 --genrm new.yaml --exit-above 0.2",
+        "yatt judge data runs/one --label exact --balanced --out rows.jsonl",
+    ),
     "status": ("yatt status runs/one", "yatt status run.yaml --json"),
     "watch": ("yatt watch runs/one",),
     "report": ("yatt report runs/one --out one.html", "yatt report runs/one runs/two --out both.html"),
@@ -89,7 +95,7 @@ GROUPS = {
     "prepare": ("init", "check", "config", "plan", "simulate", "diagnose", "sft"),
     "train": ("run", "submit", "resume", "cancel", "join"),
     "look": ("list", "status", "watch", "logs", "show", "report", "stack", "attach"),
-    "checkpoints and models": ("ckpt", "convert", "eval"),
+    "checkpoints and models": ("ckpt", "convert", "eval", "judge"),
     "this machine": ("clean", "completion"),
 }
 """Commands by task, as `yatt --help` and the README list them."""
@@ -254,6 +260,7 @@ def command_parser() -> "tuple[argparse.ArgumentParser, Parsers]":
     add_ckpt(commands)
     add_convert(commands)
     add_eval(commands)
+    add_judge(commands)
     _add_looking(commands)
     add_show(commands)
     add_check(commands)

@@ -84,7 +84,7 @@ class DataSection:
     form: RowForm = "prompts"
     """What rows have beside the prompt; filled in by run.kind. completions: `completion`, or `messages` of
     which every turn of the assistant is trained on. pairs: `chosen` and `rejected`, with the prompt in its
-    column or at the beginning of both."""
+    column or at the beginning of both. groups: of `yatt judge`."""
 
     ground_truth_key: Annotated[str, LINE] = "reward_model.ground_truth"
     """Column of the reference answer, of any type; dots select keys of nested objects. Empty: there is none.
@@ -339,9 +339,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Fills in what the kind of run decides, whoever reads it."""
-        form = FORMS[self.run.kind]
+        form, *others = FORMS[self.run.kind]
         rule(
-            self.data.form in ("prompts", form),
+            self.data.form in ("prompts", form, *others),
             f"run.kind is {self.run.kind}, but data.form is {self.data.form}. A run keeps its kind; in a "
             "file of your own leave out data.form, which run.kind fills in.",
         )
@@ -356,8 +356,8 @@ class RunConfig:
 
     @property
     def is_given(self) -> bool:
-        """Whether completions are given, and nothing is sampled."""
-        return self.data.form != "prompts"
+        """Whether completions are given to train on, and nothing is sampled."""
+        return self.data.form in GROUP_SIZES
 
     @property
     def trains(self) -> bool:

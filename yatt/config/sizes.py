@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
 
 
+def only_judges(config: RunConfig) -> bool:
+    """Returns whether it is an evaluation of GenRMs: completions are given, and no policy samples."""
+    return config.data.form == "groups"
+
+
 def num_trainer_nodes(config: RunConfig) -> int:
     """Returns the number of trainer nodes; they are the first nodes. In an evaluation they are those with
     prompts."""

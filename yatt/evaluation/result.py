@@ -23,11 +23,13 @@ def read_result(folder: Path) -> EvalResult:
     return msgspec.json.decode((folder / RESULT_NAME).read_bytes(), type=EvalResult)
 
 
-def read_samples(folder: Path) -> Iterator[EvaluatedSample]:
-    """Yields the samples in a folder, without their texts."""
+def read_samples(folder: Path, *, with_texts: bool = False) -> Iterator[EvaluatedSample]:
+    """Yields the samples in a folder, by default without their texts."""
     decoder = msgspec.json.Decoder(EvaluatedSample)
     with (folder / SAMPLES_NAME).open("rb") as file:
-        yield from (decoder.decode(line).without_texts() for line in file)
+        for line in file:
+            sample = decoder.decode(line)
+            yield sample if with_texts else sample.without_texts()
 
 
 def copy_result(found: Path, out: Path) -> None:
@@ -77,14 +79,14 @@ def result_table(result: EvalResult, width: int = WIDTH) -> list[str]:
         ]
         for source, one in sources
     ]
-    return [*_aligned([head, *rows], 2, width), "", *_aligned([second_head, *second], 1, width)]
+    return [*aligned_rows([head, *rows], 2, width), "", *aligned_rows([second_head, *second], 1, width)]
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}" if abs(value) >= 1000 else f"{value:.4f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
+def aligned_rows(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
     """Aligns columns; the first `names` are cut at the end so that a row fits."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     while sum(widths) + 2 * (len(widths) - 1) > width and max(widths[:names]) > LEAST_NAME:

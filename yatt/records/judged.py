@@ -32,8 +32,8 @@ class Said:
     them. Of a service that was asked for log-probs: `listed`, its tokens with alternatives, or
     `lacks_logprobs`, one of the reasons above; a text counts nevertheless.
 
-    `thought`: text before the answer that is no part of it (`genrms[].think`); `is_thought_cut`: at its
-    largest length.
+    `thought`: text before the answer that is no part of it (`genrms[].think`), of `num_thought_tokens`
+    tokens; `is_thought_cut`: at its largest length.
     """
 
     text: str
@@ -46,3 +46,4 @@ class Said:
     lacks_logprobs: str = ""
     thought: str = ""
     is_thought_cut: bool = False
+    num_thought_tokens: int = 0

@@ -93,7 +93,10 @@ def make_config(
         optimizer=optimizer_of(optimizer),
         trainer=TrainerSection(**{**steps, **{k: v for k, v in layout.items() if k not in NOT_OF_TRAINER}}),
         rollout=RolloutSection(
-            n=GROUP_SIZES.get(FORMS[run_kind], N), max_response_tokens=9, temperature=0.8, tp_size=NUM_PARTS
+            n=GROUP_SIZES.get(FORMS[run_kind][0], N),
+            max_response_tokens=9,
+            temperature=0.8,
+            tp_size=NUM_PARTS,
         ),
         vision=VisionSection(**(vision or {})),
         algorithm=section_of(algorithm or {"kl_in": "loss", "entropy_coeff": 0.01}),

@@ -14,7 +14,7 @@ from yatt.adapters.inputs.data_file import data_lines, opened_data
 from yatt.adapters.inputs.media import media_of
 from yatt.adapters.inputs.parquet_rows import column_names, parquet_rows
 from yatt.config.schema import DataSection, RunConfig
-from yatt.config.sections.given import RowForm
+from yatt.config.sections.given import GROUP_SIZES, RowForm
 from yatt.errors import ConfigError
 from yatt.plain_files import MAX_DEPTH, encoding_fault, is_deeper
 from yatt.printable import value_in_words
@@ -158,7 +158,7 @@ def data_row(raw: dict[str, Any], place: str, data: DataSection) -> Row:
     if isinstance(prompt, list):
         prompt = without_nulls(prompt)
     given: tuple[Any, ...] = ()
-    if data.form != "prompts":
+    if data.form in GROUP_SIZES:
         prompt, given = _with_given(prompt, raw, place, data)
     media = _media_in(raw, place, data)
     if data.media_store:
@@ -239,7 +239,8 @@ TOOLS = "tools"
 """Column of the functions that a conversation may call."""
 
 GIVEN_COLUMNS: dict[RowForm, list[str]] = {
-    "prompts": [], "completions": ["completion", "messages"], "pairs": ["chosen", "rejected"],
+    "prompts": [], "groups": ["completion", "messages", "chosen", "rejected", "label"],
+    "completions": ["completion", "messages"], "pairs": ["chosen", "rejected"],
 }  # fmt: skip
 """Columns at the top of rows with completions."""
 

@@ -70,7 +70,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """
     if arguments.out is not None:
         arguments.out = arguments.out.absolute()
-        _check_out(arguments.out)
+        check_out(arguments.out)
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ConfigError("--max-tokens: write 1 or more.")
     words = [word for word in arguments.more if "=" in word]
@@ -103,7 +103,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return _told(arguments, settings, out)
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
     """Refuses a folder that cannot be made at the end, when it would cost all samples.
 
     Raises:

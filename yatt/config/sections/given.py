@@ -6,16 +6,17 @@ from typing import Annotated, Literal
 from yatt.config.sections.ranges import at_least, range_above, range_between
 
 RunKind = Literal["rl", "sft", "dpo", "reward_model", "evaluation"]
-RowForm = Literal["prompts", "completions", "pairs"]
+RowForm = Literal["prompts", "completions", "pairs", "groups"]
 
-FORMS: dict[RunKind, RowForm] = {
-    "rl": "prompts",
-    "sft": "completions",
-    "dpo": "pairs",
-    "reward_model": "pairs",
-    "evaluation": "prompts",
+FORMS: dict[RunKind, tuple[RowForm, ...]] = {
+    "rl": ("prompts",),
+    "sft": ("completions",),
+    "dpo": ("pairs",),
+    "reward_model": ("pairs",),
+    "evaluation": ("prompts", "groups"),
 }
-"""What the rows of a run's data have."""
+"""What the rows of a run's data have, if the file does not say it, and what they may have. groups: whole
+prompt groups, which a GenRM judges while nothing is sampled (`yatt judge`)."""
 
 GROUP_SIZES: dict[RowForm, int] = {"completions": 1, "pairs": 2}
 """Completions of a row, where they are given."""

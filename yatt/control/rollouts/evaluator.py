@@ -3,11 +3,14 @@
 In the place of the sampler and of all that trains. An order says which roles have engines now: those of the
 policy sample all prompts, and GenRMs score as their turns come. A score that fails costs that score: the
 sample keeps the others. Groups that are sampled are kept in the run folder, and again with their scores.
+
+In an evaluation of a GenRM completions are given: groups are opened whole, and only scored. They are not
+kept, since nothing was sampled; a later attempt asks the same again.
 """
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,29 +20,35 @@ import msgspec
 
 from yatt import clock
 from yatt.adapters.files.files import make_within
-from yatt.adapters.inputs.dataset import RowFiles, truth_text
-from yatt.adapters.inputs.encoded_prompt import encode_prompt
+from yatt.adapters.inputs.dataset import Row, RowFiles, truth_text
+from yatt.adapters.inputs.encoded_prompt import EncodedPrompt, encode_prompt
 from yatt.adapters.net.crowd import Crowd
 from yatt.adapters.processes.thread_call import call_in_thread
+from yatt.config.sizes import only_judges
 from yatt.control.gpus.engines import ABORTED, engine_room
 from yatt.control.node import Node
 from yatt.control.rollouts.episodes import Episodes
-from yatt.control.rollouts.groups.groups import SampleState, new_group
+from yatt.control.rollouts.groups.groups import PromptGroup, SampleState, new_group
 from yatt.control.rollouts.groups.kept import KeptGroups
 from yatt.control.rollouts.scoring.asking import answered_by
 from yatt.control.rollouts.scoring.judging import Judge
 from yatt.control.rollouts.scoring.scoring import Scorer
-from yatt.control.rollouts.scoring.subject import Subject
-from yatt.core.figures.evaluation import EvaluatedSample
-from yatt.core.gpus.placement import ROLLOUT, genrm_of_role
+from yatt.control.rollouts.scoring.subject import Judged, Subject
+from yatt.core.figures.evaluation import GIVEN, EvaluatedSample, GivenTexts, JudgedAnswer
+from yatt.core.gpus.placement import ROLLOUT, genrm_of_role, genrm_role
 from yatt.core.phases.kept_groups import Share
+from yatt.judging.template import CONVERSATION, render_template
 from yatt.obs.story.events import EventLog
 from yatt.records import cluster as c, message as m
 from yatt.records.events.groups import GroupsReused, PromptsEvaluated
+from yatt.records.message import Turn, pack_ids
 
 INCOMPLETE = "another sample of its prompt has no completion, so they cannot be compared"
 LEAST_GROUPS = 8
 """Prompts in progress at least; more if the engines have room."""
+
+MOST_ASKED = 256
+"""Prompts in progress at a judge behind a URL, which has a limit of its own."""
 
 SHOW_S = 0.5
 """Least time between two events about the progress."""
@@ -49,7 +58,9 @@ ITERATION = 1
 
 
 @dataclass(slots=True)
-class _Group:
+class EvaluatedGroup:
+    """One prompt's samples, and why some have no score."""
+
     subjects: list[Subject]
     no_score: dict[int, dict[str, str]] = field(default_factory=dict)  # by index of the sample
 
@@ -64,8 +75,12 @@ class _Group:
             self.no_score.setdefault(sample.index, {})[name] = sample.failed
             sample.fail("")
 
-    def records(self) -> list[EvaluatedSample]:
-        """Returns the samples as they are written."""
+    def records(self, templates: Mapping[str, str]) -> list[EvaluatedSample]:
+        """Returns the samples as they are written.
+
+        Args:
+            templates: by name of the GenRM.
+        """
         return [
             EvaluatedSample(
                 prompt_number=subject.group.number,
@@ -81,10 +96,36 @@ class _Group:
                 extras=sample.extras,
                 verdicts=sample.verdicts,
                 failed=sample.failed,
+                judged=judged_answers(subject.judged or (), templates) if sample.index == 0 else (),
             )
             for subject in self.subjects
             for sample in (subject.sample,)
         ]
+
+
+def judged_answers(judged: Sequence[Judged], templates: Mapping[str, str]) -> tuple[JudgedAnswer, ...]:
+    """Returns what is recorded of a GenRM's answers about a group, in an order that no timing decides.
+
+    Args:
+        templates: by name of the GenRM.
+    """
+    found = (
+        JudgedAnswer(
+            about=each.about,
+            prompt="".join(text for text, _ in render_template(templates[each.genrm], each.shown)),
+            answer=each.answer,
+            finish_reason=each.finish_reason,
+            tries=each.tries,
+            score=verdict.score if verdict and not (verdict.ranking or each.criteria) else None,
+            ranking=verdict.ranking if verdict else (),
+            measures=dict(verdict.extra) if verdict else {},
+            num_tokens=each.num_tokens,
+            span_s=each.span_s,
+        )
+        for each in judged
+        for verdict in (each.verdict,)
+    )
+    return tuple(sorted(found, key=lambda each: (each.about, each.prompt, each.tries)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +156,7 @@ class Evaluator:
         self._episodes, self._scorer, self._judge, self._events = episodes, scorer, judge, events
         most = min(len(source.rows), node.config.validation.max_prompts)
         self._numbers = range(most)[node.index :: len(node.placement.trainer_nodes)]
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, EvaluatedGroup] = {}
         self._acting: set[asyncio.Task[m.Message]] = set()
         self.orders: dict[type[m.Message], Callable[..., Awaitable[m.Message | None]]] = {
             c.EvaluatePrompts: self._evaluate,
@@ -148,7 +189,11 @@ class Evaluator:
             WorkerFailed: a row cannot be read any more; or a sample was lost, in deterministic mode.
         """
         names = self._scorer.names(roles)
-        if ROLLOUT in roles:
+        if only_judges(self._node.config):
+            (genrm,) = self._node.config.genrms
+            room = self._room(genrm_role(genrm.name)) if roles else asyncio.Semaphore(MOST_ASKED)
+            await self._each(self._numbers, partial(self._judge_given, room, names), (genrm.name,))
+        elif ROLLOUT in roles:
             places = self._node.placement.trainer_nodes
             share = Share(
                 shard=self._node.index, num_shards=len(places), next_number=0, most=len(self._numbers)
@@ -207,7 +252,15 @@ class Evaluator:
         await self._score_together(group, names)
         self._keep(group)
 
-    async def _opened(self, number: int) -> _Group | None:
+    async def _judge_given(self, room: asyncio.Semaphore, names: tuple[str, ...], number: int) -> None:
+        """Scores the given completions of one prompt."""
+        async with room:
+            group = await self._opened(number)
+            if group is not None:
+                await asyncio.gather(*(self._score_alone(group, each, names) for each in group.subjects))
+                await self._score_together(group, names)
+
+    async def _opened(self, number: int) -> EvaluatedGroup | None:
         """Reads and encodes a prompt; None if it is too long. One that an earlier attempt has sampled has its
         samples and scores."""
         config = self._node.config
@@ -215,20 +268,33 @@ class Evaluator:
         prompt = await call_in_thread(partial(encode_prompt, row, self._episodes.tokenizer, config))
         if len(prompt.ids) > config.data.max_prompt_tokens:
             return None
-        group = new_group(number, number, prompt.text, prompt.ids, config.rollout.n, prompt.media)
+        if is_given := only_judges(config):
+            group = await call_in_thread(partial(self._given_group, number, row, prompt))
+        else:
+            group = new_group(number, number, prompt.text, prompt.ids, config.rollout.n, prompt.media)
         if (kept := self._source.kept.like(group)) is not None:
             group = kept.group
             self._events.emit(GroupsReused(iteration=ITERATION, numbers=[number]))
-        ref = self._source.rows.ref(number)
-        found = self._groups[number] = _Group(
+        ref, judged = self._source.rows.ref(number), list[Judged]() if is_given else None
+        found = self._groups[number] = EvaluatedGroup(
             [
-                Subject(group=group, sample=sample, row=row, ref=ref, is_held_out=True)
+                Subject(group=group, sample=sample, row=row, ref=ref, judged=judged, is_held_out=True)
                 for sample in group.samples
             ]
         )
         return found
 
-    def _keep(self, group: _Group) -> None:
+    def _given_group(self, number: int, row: Row, prompt: EncodedPrompt) -> PromptGroup:
+        """Returns the group whose completions stand in its row; each is one turn of the policy."""
+        given = msgspec.convert(row.raw[GIVEN], GivenTexts)
+        group = new_group(given.number, number, prompt.text, prompt.ids, len(given.texts), prompt.media)
+        for sample, text, reason in zip(group.samples, given.texts, given.finish_reasons, strict=True):
+            ids = pack_ids(self._episodes.tokenizer.encode_plain(text))
+            sample.turns = [Turn(ids, is_sampled=True, finish_reason=reason)]
+            sample.text, sample.finish_reason = text, reason
+        return group
+
+    def _keep(self, group: EvaluatedGroup) -> None:
         self._source.kept.keep(group.subjects[0].group, {})
 
     async def _extend(self, subject: Subject) -> None:
@@ -240,7 +306,7 @@ class Evaluator:
             sample.text = episodes.text_of(sample)
 
     async def _score_after(
-        self, extend: "asyncio.Task[None]", group: _Group, subject: Subject, names: tuple[str, ...]
+        self, extend: "asyncio.Task[None]", group: EvaluatedGroup, subject: Subject, names: tuple[str, ...]
     ) -> None:
         await asyncio.wait({extend})
         if not subject.sample.failed:
@@ -255,14 +321,14 @@ class Evaluator:
             await self._score_together(group, names)
         self._keep(group)
 
-    async def _score_alone(self, group: _Group, subject: Subject, names: tuple[str, ...]) -> None:
+    async def _score_alone(self, group: EvaluatedGroup, subject: Subject, names: tuple[str, ...]) -> None:
         whole = self._episodes.with_turns(subject)
         for name in names:
             if not self._scorer.is_of_groups(name) and not group.has(subject.sample, name):
                 await self._scorer.score_one(name, whole)
                 group.take_failure(subject.sample, name)
 
-    async def _score_together(self, group: _Group, names: tuple[str, ...]) -> None:
+    async def _score_together(self, group: EvaluatedGroup, names: tuple[str, ...]) -> None:
         there = [self._episodes.with_turns(s) for s in group.subjects if not s.sample.failed]
         for name in filter(self._scorer.is_of_groups, names):
             if all(group.has(subject.sample, name) for subject in there):
@@ -279,7 +345,8 @@ class Evaluator:
     async def _write(self, _: c.WriteSamples) -> m.Message:
         path = self._node.paths.evaluated_samples(self._node.attempt, self._node.index)
         groups = (self._groups[number] for number in sorted(self._groups))
-        records = (each for group in groups for each in group.records())
+        templates = {genrm.name: genrm.template or CONVERSATION for genrm in self._node.config.genrms}
+        records = (each for group in groups for each in group.records(templates))
         await call_in_thread(partial(_write_records, self._node.paths.root, path, records))
         return m.Done()
 

@@ -40,6 +40,52 @@ class EvalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     out: str
 
 
+GIVEN = "yatt_given"
+"""Column of the completions of a data row that are judged without being sampled (`GivenTexts`)."""
+
+
+class GivenTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Completions of a prompt that are judged.
+
+    Attributes:
+        number: of the prompt, from which questions have their seeds.
+        finish_reasons: of each one; `length`: it was cut.
+    """
+
+    number: int
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+
+
+class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a GenRM about samples of a prompt.
+
+    Attributes:
+        about: numbers of the samples, in the order in which they were shown.
+        prompt: what the GenRM was asked.
+        tries: number of this answer among those to one question, over its votes and retries.
+        score: None: there is a ranking or there are values instead, or it is unreadable.
+        num_tokens: that it has written; 0 if a service does not tell.
+        span_s: when it was asked and had answered, in monotonic seconds.
+    """
+
+    about: tuple[int, ...]
+    prompt: str
+    answer: str
+    finish_reason: str
+    tries: int
+    score: float | None
+    ranking: tuple[int, ...]
+    measures: dict[str, float]
+    num_tokens: int
+    span_s: tuple[float, float]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a verdict was read in it."""
+        return self.score is not None or bool(self.ranking or self.measures)
+
+
 class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample and its scores, as written to ``samples.jsonl``.
 
@@ -48,6 +94,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
         no_score: reasons of missing scores, by name.
         extras: other numbers of the functions, by 'name/key'.
         verdicts: the GenRMs' last answers (their ends).
+        judged: every answer about the prompt's samples, at its first sample, if completions were given.
     """
 
     prompt_number: int
@@ -63,6 +110,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
     extras: dict[str, float]
     verdicts: dict[str, str]
     failed: str = ""
+    judged: tuple[JudgedAnswer, ...] = ()
 
     @property
     def is_truncated(self) -> bool:
@@ -80,7 +128,7 @@ class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
     def without_texts(self) -> "EvaluatedSample":
         """Returns what a result is made of: of many samples the texts would fill the memory."""
         return msgspec.structs.replace(
-            self, prompt="", ground_truth="", completion="", extras={}, verdicts={}
+            self, prompt="", ground_truth="", completion="", extras={}, verdicts={}, judged=()
         )
 
 

@@ -31,6 +31,7 @@ from yatt.config.check import (
     slab_gpus,
 )
 from yatt.config.schema import RunConfig
+from yatt.config.sizes import only_judges
 
 TRAINER = "trainer"
 ROLLOUT = "rollout"
@@ -270,6 +271,8 @@ def placement_of(config: RunConfig) -> Placement:
     """Returns the placement of a checked config."""
     if config.is_given:
         return _trainers_only(config)
+    if only_judges(config):
+        return _judge_only(config)
     disaggregated = config.placement.mode == "disaggregated"
     trainers = num_trainer_nodes(config)
     slabs: list[Slab] = []
@@ -304,6 +307,20 @@ def _trainers_only(config: RunConfig) -> Placement:
     slabs = tuple(Slab(node, 0, gpus) for node in range(config.launch.nodes))
     trainers = dict.fromkeys(slabs, TRAINER)
     return Placement(slabs, trainers, (), trainers)
+
+
+def _judge_only(config: RunConfig) -> Placement:
+    """Returns the placement of an evaluation of one GenRM: its engines have every slab all the time. There is
+    none for a judge behind a URL."""
+    roles, size = [genrm_role(genrm.name) for genrm in config.engine_genrms], slab_gpus(config)
+    slabs = tuple(
+        Slab(node, index, tuple(range(index * size, (index + 1) * size)))
+        for node, gpus in enumerate(node_gpus(config) if roles else ())
+        for index in range(gpus // size)
+    )
+    holders = dict.fromkeys(slabs, *roles[:1])
+    sizes, spans = engine_gpus(config), engine_spans(config)
+    return Placement(slabs, holders, (), holders, sizes, spans=spans, prompt_nodes=config.launch.nodes)
 
 
 def dp_lead_ranks(*, tp_size: int, cp_size: int, dp_size: int) -> tuple[int, ...]:

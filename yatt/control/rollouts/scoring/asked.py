@@ -263,7 +263,14 @@ class QuestionEncoder:
         return tokenizer.encode_chat([{"role": "user", "content": texts}]), ()
 
 
-def note_answer(genrm: str, asked: AskedQuestion, said: Said, tries: int, verdict: m.Scored | None) -> None:
+def note_answer(
+    genrm: str,
+    asked: AskedQuestion,
+    said: Said,
+    tries: int,
+    verdict: m.Scored | None,
+    span_s: tuple[float, float] = (0.0, 0.0),
+) -> None:
     """Adds an answer to those that are recorded."""
     if asked.first.judged is not None:
         answer = Judged(
@@ -277,6 +284,8 @@ def note_answer(genrm: str, asked: AskedQuestion, said: Said, tries: int, verdic
             tries=tries,
             verdict=verdict,
             criteria=asked.question.criteria,
+            num_tokens=said.num_thought_tokens + (len(said.token_ids) // 4 or len(said.listed)),
+            span_s=span_s,
         )
         asked.first.judged.append(answer)
 

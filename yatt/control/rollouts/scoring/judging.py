@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from yatt import clock
 from yatt.adapters.inputs.text_parts import PICTURE, TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.net.judge_api import JudgeApi
@@ -170,11 +171,11 @@ class Judge:
                 return said
             thought = await self._encoder.thought(genrm, said)
         if thought.is_cut and genrm.think.on_cut == "unreadable":
-            return Said(text="", finish_reason=TRUNCATED, thought=thought.text, is_thought_cut=True)
+            return _after_thought(Said(text="", finish_reason=TRUNCATED), thought)
         last = msgspec.structs.replace(ask, seed=sample_seed(ask.seed, 0, "verdict"))
         continued = [*ids, *thought.ids, *end.ids], media  # pictures keep their places
         said = await self._complete_text(genrm, last, sent, continued, keys[1])
-        return replace(said, thought=thought.text, is_thought_cut=thought.is_cut)
+        return _after_thought(said, thought)
 
     async def _ask_service(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered) -> Said:
         complete = partial(self._services[genrm.name].complete, wants_logprobs=sent.is_soft)
@@ -234,13 +235,15 @@ class Judge:
                 temperature=max(genrm.temperature, genrm.retry_temperature) if retry else genrm.temperature,
             )
             subject.counters[f"genrm/{genrm.name}/asked"] += 1
+            asked_s = clock.monotonic_s()
             said = await self._ask_until_interrupted(genrm, ask, sent)
+            span_s = asked_s, clock.monotonic_s()
             if said.finish_reason == ABORTED:
                 raise WorkerFailed(f"GenRM '{genrm.name}' was interrupted")
             if said.finish_reason == REFUSED:
                 raise Refused(said.error)
             verdict = await self._read(genrm, asked, said, ask.temperature)
-            note_answer(genrm.name, asked, said, attempt + 1, verdict)
+            note_answer(genrm.name, asked, said, attempt + 1, verdict, span_s)
             if verdict is not None:
                 return verdict
             why = unreadable_message(genrm, asked, said)
@@ -346,6 +349,12 @@ class Judge:
         score = on_grid(soft.score, genrm.verdict.grid, list(scores.values()))
         measures = {"confidence": soft.confidence, "elsewhere": soft.elsewhere}
         return m.Scored(score=score, extra=measures)
+
+
+def _after_thought(said: Said, thought: Thought) -> Said:
+    return replace(
+        said, thought=thought.text, is_thought_cut=thought.is_cut, num_thought_tokens=len(thought.ids)
+    )
 
 
 def _note_said(genrm: GenRMSection, asked: AskedQuestion, said: Said) -> None:

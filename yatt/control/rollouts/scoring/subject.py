@@ -14,7 +14,7 @@ from yatt.records import message as m
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """One answer of a GenRM about samples of a group. `verdict` is None if it could not be read; `tries`
-    counts the answers to one question, over its votes and retries."""
+    counts the answers to one question, over its votes and retries, from 1."""
 
     genrm: str
     about: tuple[int, ...]
@@ -32,6 +32,12 @@ class Judged:
     """What the GenRM thought before it answered."""
 
     is_thought_cut: bool = False
+
+    num_tokens: int = 0
+    """That the GenRM has written; 0 if a service does not tell."""
+
+    span_s: tuple[float, float] = (0.0, 0.0)
+    """When it was asked and had answered, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,161 @@
+"""`yatt judge again`: which completions are asked about, with which rows, and what has changed."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from tests.unit.evaluation.test_judge_eval import ALONE
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.cli.judging.repeating import again_page, judge_again
+from yatt.config.load import load_run_config, resolved_text
+from yatt.config.schema import RunConfig
+from yatt.core.figures.evaluation import EvaluatedSample
+from yatt.errors import ConfigError
+from yatt.evaluation.again import Opinion, again_result, given_again, recorded_groups
+from yatt.obs.rollouts import HEAD, SAMPLE, compressed_file
+from yatt.paths import RunPaths
+
+GROUPS, SIZE = 3, 2
+
+
+def run_of(folder: Path, **more: Any) -> RunConfig:
+    """A run whose folder has the config and recorded rollouts of iterations 4 and 5."""
+    data = folder / "train.jsonl"
+    data.write_text(
+        "".join(f'{{"prompt": "p{i}", "answer": {i}, "extra_info": {{"i": {i}}}}}\n' for i in range(9))
+    )
+    config = {
+        "run": {"dir": str(folder / "run"), "seed": 5}, "model": {"path": str(folder / "policy")},
+        "data": {"train_files": [str(data)], "ground_truth_key": "answer"},
+        "rollout": {"n": SIZE}, "genrms": [{"name": "judge", "model": str(folder / "judge"), **ALONE}],
+        "rewards": [{"name": "exact", "path": "builtin:exact", "weight": 0.5}],
+        "algorithm": {"adv_estimator": "gae"}, "optimizer": {"lr": 1e-6},
+        "trainer": {"total_iterations": 10, "train_batch_size": 4, "mini_batch_size": 4,
+                    "max_tokens_per_micro_batch": 8192}, **more,
+    }  # fmt: skip
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    found = load_run_config([path], [])
+    paths = RunPaths(folder / "run")
+    paths.rollouts.mkdir(parents=True)
+    paths.config.write_text(resolved_text(found))
+    for iteration in (4, 5):
+        lines = [{"kind": HEAD, "attempt": 1, "num_nodes": 1}]
+        lines += [sample(iteration, group, index) for group in range(GROUPS) for index in range(SIZE)]
+        paths.rollout_file(iteration, 0).write_bytes(b"".join(compressed_file(lines)))
+    return found
+
+
+def sample(iteration: int, group: int, index: int) -> dict[str, Any]:
+    number = 10 * iteration + group
+    return {
+        "kind": SAMPLE, "training/global_step": iteration, "sample": number * SIZE + index, "group": number,
+        "index": index, "row": group, "prompt": f"p{group}", "ground_truth": group,
+        "completion": f"c{number}.{index}", "num_tokens": 3, "num_response_tokens": 3,
+        "finish_reason": "stop" if (group, index) != (2, 1) or iteration == 5 else "",
+        "scores": {"judge": float(index), "exact": 1.0}, "reward": index + 0.5, "advantage": 0.0,
+        "verdicts": {"judge": "YES"}, "unmeasured": {}, "dropped": "",
+    }  # fmt: skip
+
+
+def now(recorded: Any, judged: Any) -> list[EvaluatedSample]:
+    """What an evaluation would give, with these scores by group and index."""
+    return [
+        EvaluatedSample(
+            prompt_number=group.number, sample_number=index, data_source="d", prompt="", ground_truth="",
+            completion="", finish_reason="stop", num_tokens=3, no_score={}, extras={}, verdicts={},
+            scores={} if (score := judged(group.number, index)) is None else {"judge": score},
+        )
+        for group in recorded.groups for index in range(SIZE)
+    ]  # fmt: skip
+
+
+def test_whole_groups_are_asked_about_with_their_own_rows_and_numbers(tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 4, 5)
+    assert [(g.iteration, g.number) for g in recorded.groups] == [(4, 40), (4, 41), (5, 50), (5, 51), (5, 52)]
+    assert recorded.left_out == 2, "one has no completion yet"
+    files = config.data.train_files
+    given = list(given_again(recorded, RowFiles(files, config.data, tmp_path / "rows"), files))
+    assert [each.given.number for each in given] == [40, 41, 50, 51, 52]
+    assert given[1].given.texts == ("c41.0", "c41.1") and given[1].raw["extra_info"] == {"i": 1}
+    assert [g.number for g in recorded_groups(RunPaths(tmp_path / "run"), 5, 0).groups] == [50, 51, 52]
+
+
+def test_changed_data_files_are_refused(tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 0, 0)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "p0", "answer": 0}\n{"prompt": "p1", "answer": 7}\n')
+    files = config.data.train_files
+    with pytest.raises(ConfigError, match=r"row 2 of .* the data files have changed"):
+        list(given_again(recorded, RowFiles(files, config.data, tmp_path / "rows"), files))
+
+
+def test_the_same_verdicts_are_no_change_and_others_are_found(tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 0, 0)
+    opinion = Opinion(name="judge", config=config)
+    same = again_result(
+        recorded, now(recorded, lambda _, index: float(index)), opinion, opinion, tmp_path, {}
+    )
+    values = {name: each.value for name, each in same.figures.items()}
+    assert values["changed"] == 0.0 and values["kendall"] == 1.0 and same.changes == []
+    assert values["flat_before"] == values["flat_now"] == values["dropped_before"] == 0.0
+    other = again_result(
+        recorded, now(recorded, lambda g, i: None if g == 52 else 0.75 if g == 41 else float(i)),
+        opinion, opinion, tmp_path, {},
+    )  # fmt: skip
+    values = {name: each.value for name, each in other.figures.items()}
+    assert values["changed"] == pytest.approx(4 / 10) and values["dropped_now"] == pytest.approx(1 / 5)
+    assert values["flat_now"] == pytest.approx(1 / 4) and other.figures["flat_now"].items == 4
+    assert [each.sample for each in other.changes] == [82, 83], "0 to 0.75, then 1 to 0.75"
+    assert other.changes[0].completion == "c41.0" and other.changes[0].scores == (0.0, 0.75)
+    page = again_page(msgspec.structs.replace(other, by="<b>new</b>")).decode()
+    assert "c41.0" in page and "<b>new" not in page and page.count("<details>") == 2
+
+
+def test_a_reward_is_the_weighted_sum_of_all_scores(tmp_path: Path) -> None:
+    opinion = Opinion(name="judge", config=run_of(tmp_path))
+    record = sample(4, 0, 1)
+    assert opinion.reward(record, {"judge": 1.0, "exact": 1.0}) == 1.5
+    assert opinion.reward(record, {"judge": 1.0}) is None, "one is missing"
+    assert opinion.reward({**record, "unmeasured": {"exact": "why"}}, {"judge": 1.0}) == 1.0
+
+
+MISTAKES = {
+    "no iterations": (["--iterations", "7..9"], "iterations 4 to 5 are recorded, so there is nothing"),
+    "no range": (["--iterations", "x"], "--iterations x: write A..B"),
+    "a range turned round": (["--iterations", "5..4"], "write the smaller number first"),
+    "a share": (["--exit-above", "2"], "--exit-above: write a share from 0 to 1"),
+    "no such judge": (["--judge", "x"], "'x' is no GenRM of the run file; genrms are: judge"),
+    "a name that leads elsewhere": (["--name", "../x"], "write a name without /"),
+    "a folder that is there": (["--name", "old"], "old exists already; write --name, or remove it"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_arguments_is_told_before_anything_starts(tmp_path: Path, mistake: str) -> None:
+    run_of(tmp_path)
+    (tmp_path / "run/again/old").mkdir(parents=True)
+    (tmp_path / "run/again/old/result.json").touch()
+    words, says = MISTAKES[mistake]
+    with pytest.raises(ConfigError, match=says):
+        judge_again(arguments_of(tmp_path / "run", *words))
+
+
+def arguments_of(run: Path, *words: str) -> argparse.Namespace:
+    from yatt.cli.main import command_parser
+
+    return command_parser()[0].parse_args(["judge", "again", str(run), "--device", "cpu", *words])
+
+
+def test_a_run_without_recorded_rollouts_is_told_the_key(tmp_path: Path) -> None:
+    run_of(tmp_path)
+    for path in (tmp_path / "run/rollouts").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"no rollouts are recorded.*logging.rollouts: all"):
+        judge_again(arguments_of(tmp_path / "run"))

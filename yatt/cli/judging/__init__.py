@@ -1,0 +1,1 @@
+"""`yatt judge`: how good a GenRM is, and a second opinion."""

@@ -1,0 +1,168 @@
+"""`yatt judge again`: a second opinion on what a run has recorded."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from yatt.adapters.files.files import make_within
+from yatt.adapters.inputs.dataset import RowFiles
+from yatt.adapters.run_folder.run_config import load_run
+from yatt.checkpoint.convert.hf_folder import check_target
+from yatt.cli.commands.evaluating import Shower
+from yatt.cli.judging.parts import PAGE, RESULT, asked_with, device_here, result_bytes, write_result_folder
+from yatt.config.load import load_command, load_over
+from yatt.config.schema import GenRMSection, RunConfig
+from yatt.errors import EXIT_BELOW, EXIT_FAILED, EXIT_FINISHED, ConfigError
+from yatt.evaluation.again import (
+    AGAIN_MEANINGS,
+    AgainResult,
+    Opinion,
+    again_result,
+    given_again,
+    recorded_groups,
+)
+from yatt.evaluation.evaluate import ended_by_signals, private_folder
+from yatt.evaluation.judge_result import quality_table
+from yatt.evaluation.judging import JudgeOptions, judge_settings, judged_samples, named_judge
+from yatt.obs.page.page_file import render_page
+from yatt.paths import RunPaths
+from yatt.printable import printable
+
+FOLDER = "again"
+
+
+def judge_again(arguments: argparse.Namespace) -> int:
+    """Asks a GenRM anew, writes RUN/again/NAME and prints what has changed.
+
+    Raises:
+        ConfigError: an argument, the run or its recorded rollouts cannot be used; nothing was asked.
+        WorkerFailed: an engine ends again and again.
+    """
+    if (most := arguments.exit_above) is not None and not 0 <= most <= 1:
+        raise ConfigError("--exit-above: write a share from 0 to 1.")
+    first, last = iteration_range(arguments.iterations)
+    paths = RunPaths(arguments.run.absolute())
+    paths.check_is_run()
+    own = load_run(paths)
+    then = Opinion(name=judge_of_run(own, arguments.judge), config=own)
+    new = _new_config(paths, own, arguments)
+    genrm = _asked_now(new, then.name)
+    out = _target(paths, arguments.name or genrm.name)
+    recorded = recorded_groups(paths, first, last)
+    device, gpus = device_here(new, arguments.device)
+    size = max(len(group.samples) for group in recorded.groups)
+    options = JudgeOptions(data=new.data.train_files, device=arguments.device, size=size)
+    settings = judge_settings(new, genrm, options, gpus)
+    shown = Shower(is_quiet=arguments.json)
+    files = settings.config.data.train_files
+    with ended_by_signals(), private_folder(settings.config) as folder:
+        rows = RowFiles(files, settings.config.data, folder / "rows")
+        given = given_again(recorded, rows, files)
+        index = [each.name for each in new.genrms].index(genrm.name)
+        samples = judged_samples(settings, given, folder, device, shown, index)
+        rows.close()
+    shown.clear()
+    told = asked_with(genrm, settings.config)
+    result = again_result(recorded, samples, then, Opinion(name=genrm.name, config=new), paths.root, told)
+    _show(arguments, result)
+    make_within(paths.root, out.parent)
+    write_result_folder(
+        out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
+    )
+    sys.stderr.write(printable(f"yatt: {out} has the result") + "\n")
+    changed = result.figures.get("changed")
+    if changed is None or not any(genrm.name in sample.scores for sample in samples):
+        return EXIT_FAILED
+    return EXIT_BELOW if most is not None and changed.value > most else EXIT_FINISHED
+
+
+def iteration_range(text: str) -> tuple[int, int]:
+    """Returns the first and the last iteration of A..B; 0: no limit.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9})?)?", text)
+    if match is None:
+        raise ConfigError(f"--iterations {text}: write A..B, A.. or one iteration.")
+    first = int(match[1])
+    last = int(match[2]) if match[2] else 0 if ".." in text else first
+    if last and last < first:
+        raise ConfigError(f"--iterations {text}: write the smaller number first.")
+    return first, last
+
+
+def judge_of_run(own: RunConfig, name: str) -> str:
+    """Returns the name of the run's GenRM whose scores are compared.
+
+    Raises:
+        ConfigError: it has none, or several.
+    """
+    if name:
+        return named_judge(own, name).name
+    known = [genrm.name for genrm in own.genrms if genrm.kind != "teacher"]
+    if len(known) != 1:
+        has = f"several GenRMs, {', '.join(known)}: write --judge NAME" if known else "no GenRM that judges"
+        raise ConfigError(f"{own.run.dir} has {has}.")
+    return known[0]
+
+
+def _new_config(paths: RunPaths, own: RunConfig, arguments: argparse.Namespace) -> RunConfig:
+    """Returns the run's config, with the GenRMs of a file and changes."""
+    if arguments.genrm is None:
+        return load_over(own, arguments.more, lambda _: ())
+    return load_command(paths.config, [str(arguments.genrm), *arguments.more], lambda _: ())
+
+
+def _asked_now(new: RunConfig, name: str) -> GenRMSection:
+    """Returns the GenRM that is asked: the one of this name, or the only one.
+
+    Raises:
+        ConfigError: there are others only.
+    """
+    names = [genrm.name for genrm in new.genrms]
+    return named_judge(new, names[0] if len(names) == 1 else name)
+
+
+def _target(paths: RunPaths, name: str) -> Path:
+    if "/" in name or name.startswith(".") or not name.isprintable():
+        raise ConfigError(f"--name {name}: write a name without / that does not begin with a dot.")
+    out = paths.root / FOLDER / name
+    if out.parent.exists():
+        try:
+            check_target(out)
+        except ConfigError as error:
+            raise ConfigError(f"{out} exists already; write --name, or remove it.") from error
+    return out
+
+
+def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        first, last = result.iterations
+        head = f"{result.by} instead of {result.judge}" if result.by != result.judge else result.judge
+        about = f"{head}: {result.samples} samples of {result.groups} groups, iterations {first} to {last}"
+        sys.stdout.write(printable(about) + "\n\n")
+        sys.stdout.writelines(f"{printable(line)}\n" for line in quality_table(result.figures))
+    sys.stdout.flush()
+    if result.left_out:
+        sys.stderr.write(f"yatt: note: {result.left_out} samples are of groups that are not recorded whole\n")
+    if "advantages" not in result.figures:
+        sys.stderr.write("yatt: note: no advantages: of rewards alone they are not known, or all are equal\n")
+
+
+def again_page(result: AgainResult) -> bytes:
+    """Returns the page of a result."""
+    page = render_page(
+        "again.html.j2",
+        f"{result.judge}: yatt judge again",
+        result=result,
+        figures=[(name, each, AGAIN_MEANINGS[name]) for name, each in result.figures.items()],
+    )
+    return page.encode(errors="replace")
