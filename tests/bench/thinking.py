@@ -1,7 +1,8 @@
-"""What the second request of a judge that thinks costs: seconds of both requests, with and without a prefix
-cache. Prints the figures that docs/judging.md quotes: `python -m tests.bench.thinking`."""
+"""What the second request of a judge that thinks costs: seconds of both requests. Prints the figures that
+docs/judging.md quotes: `python -m tests.bench.thinking`, and without vLLM's prefix cache with `no-cache`."""
 
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine
 from yatt.records import message as m
 
-QUESTIONS, QUESTION, THOUGHT, VERDICT = 64, 128, 256, 1
+QUESTIONS, QUESTION, THOUGHT, VERDICT = 16, 128, 256, 1
 CHOICE = json.dumps({"choice": ["7", "8"]})
 
 
@@ -48,24 +49,24 @@ def seconds_of(engine: Engine, round_number: int, end: list[int]) -> tuple[float
 
 
 def main() -> None:
-    """Measures both."""
+    """Measures one way."""
+    has_cache = "no-cache" not in sys.argv
     with tempfile.TemporaryDirectory() as folder:
         model = make_qwen3(Path(folder) / "judge", tied=True, layers=4)
         end = Tokenizer(model).encode_plain("\n</think>\n\n")
-        for has_cache in (True, False):
-            options = options_for(
-                model, max_model_tokens=512, max_num_seqs=QUESTIONS, kv_cache_bytes=256 << 20,
-                deterministic=False, arguments={"enable_prefix_caching": has_cache},
-            )  # fmt: skip
-            engine = build_engine("vllm", options)
-            engine.start()
-            seconds_of(engine, 0, end)  # compiles grammars, fills caches of code
-            first_s, second_s = seconds_of(engine, 1, end)
-            engine.close()
-            print(
-                f"{QUESTIONS} questions of {QUESTION} tokens, thoughts of {THOUGHT}, cache {has_cache}: "
-                f"thoughts {first_s:.2f} s, verdicts {second_s:.2f} s ({second_s / first_s:.1%})"
-            )
+        options = options_for(
+            model, max_model_tokens=512, max_num_seqs=QUESTIONS, kv_cache_bytes=256 << 20,
+            deterministic=False, arguments={"enable_prefix_caching": has_cache},
+        )  # fmt: skip
+        engine = build_engine("vllm", options)
+        engine.start()
+        seconds_of(engine, 0, end)  # compiles grammars, fills caches of code
+        first_s, second_s = seconds_of(engine, 1, end)
+        engine.close()
+    print(
+        f"{QUESTIONS} questions of {QUESTION} tokens, thoughts of {THOUGHT}, cache {has_cache}: thoughts "
+        f"{first_s:.2f} s, verdicts {second_s:.2f} s ({second_s / first_s:.1%})"
+    )
 
 
 if __name__ == "__main__":

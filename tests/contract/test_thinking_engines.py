@@ -114,7 +114,7 @@ def test_the_verdict_is_the_one_after_the_whole_thought(
     bound = {"choices": WORDS, "read": "soft", "grid": 0.0} if is_bound else {"pattern": "([78])"}
     section = {
         "name": "judge", "model": model, "engine": kind, "template": "Is it right? {completion}",
-        "retries": 0, "max_tokens": 1 if is_bound else VERDICT, "max_model_tokens": LIMIT, "dtype": "float32",
+        "retries": 0, "max_tokens": VERDICT, "max_model_tokens": LIMIT, "dtype": "float32",
         "think": {"budget": BUDGET, "end": f" {end}\n"}, "verdict": {"scores": {"7": 1.0, "8": 0.0}, **bound},
     }  # fmt: skip
     run_file = RunFile(tmp_path, {"genrms": [section], "launch": {"nodes": 1}, "rewards": []})

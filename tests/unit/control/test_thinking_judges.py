@@ -327,12 +327,14 @@ class EngineBench:
         self.engine = ScriptedEngine(options)
         self.engine.start()
         self.steps, self.interrupt_at, self.when = 0, -1.0, ""
+        self.cut = frozenset[str]()
         self.done: dict[str, m.Completed] = {}
         self.asked: list[m.SampleRequest] = []
         self.judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
         self.scorer = Scorer(self.config, self.judge, score_sources(self.config, self.judge, self._call))
 
     async def _complete(self, _: str, sample: m.SampleRequest) -> m.Completed:
+        assert sample.request_id not in self.cut, "its engine may sleep, and it would wait for it"
         self.asked.append(sample)
         self.engine.add(sample)
         while sample.request_id not in self.done:
@@ -349,6 +351,7 @@ class EngineBench:
         if now == self.interrupt_at:
             is_running = "in" if self.engine.is_busy else "after"
             self.when = f"{is_running} {'thought' if self.asked[-1].stop else 'verdict'}"
+            self.cut = frozenset(self.judge._open._roles)
             await self.scorer.interrupt()
 
     async def _abort(self, role: str, request_ids: tuple[str, ...]) -> None:
