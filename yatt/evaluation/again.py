@@ -14,9 +14,8 @@ from yatt.adapters.files.lines import Record
 from yatt.adapters.inputs.dataset import Row, RowFiles, prompt_text, truth_text
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GAE, Estimator
-from yatt.core.samples.rewards import EQUAL_REWARDS
 from yatt.core.figures.evaluation import EvaluatedSample, GivenTexts
-from yatt.core.samples.rewards import Shaping, shaped_reward
+from yatt.core.samples.rewards import EQUAL_REWARDS, Shaping, shaped_reward
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.evaluation.labels import GivenRow
 from yatt.judging.again import AskedAgain, again_figures
