@@ -1,17 +1,21 @@
 """One suite for every Engine: scripted, transformers, vLLM (tied, untied, experts)."""
 
+import asyncio
 import importlib.util
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from tests.runs import RunFile
 from tests.tiny_models import (
     VOCAB_SIZE,
     make_qwen3,
@@ -21,14 +25,23 @@ from tests.tiny_models import (
     reference_model,
     write_publication,
 )
+from yatt.adapters.inputs.dataset import Row
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.node_local.host_segment import HEADER_BYTES, segment_path
+from yatt.config.load import load_run_config
+from yatt.config.schema import RunConfig
+from yatt.control.rollouts.groups.groups import new_group
+from yatt.control.rollouts.scoring.judging import Judge
+from yatt.control.rollouts.scoring.scoring import Scorer
+from yatt.control.rollouts.scoring.sources import score_sources
+from yatt.control.rollouts.scoring.subject import Judged, Subject as JudgedSubject
 from yatt.engine.build import build_engine
 from yatt.engine.protocol import Engine, EngineOptions
 from yatt.engine.weights.published import INDEX_NAME, PublicationIndex
 from yatt.engine.worker import decoded_difference
 from yatt.errors import WorkerFailed
 from yatt.records import message as m
+from yatt.reward.__main__ import read_verdict
 
 PROMPT = [40, 41, 42, 43, 44]
 MAX_MODEL_TOKENS = 128
@@ -531,3 +544,108 @@ def test_an_answer_has_the_structure_that_is_asked_for_or_is_refused(subject, st
             assert 0 <= json.loads(text)["score"] <= 9
         else:
             assert text.startswith("{"), "cut"
+
+
+# ---- a judge that thinks ------------------------------------------------------------------------
+
+BUDGET, VERDICT = 24, 3
+WORDS = ("7", "8")
+COMPLETIONS = [f"one plus {word} is three" for word in ("two", "a model", "numbers", "three", "text", "")]
+
+
+def judged_by(engine: Engine, config: RunConfig) -> list[tuple[Judged, float | None, dict[str, float]]]:
+    """Each completion's answer, score and measures."""
+    found: list[tuple[Judged, float | None, dict[str, float]]] = []
+    genrm = config.genrms[0]
+
+    async def complete(_: str, asked: m.SampleRequest) -> m.Completed:
+        return run(engine, asked)[asked.request_id]
+
+    async def abort(role: str, request_ids: tuple[str, ...]) -> None:
+        raise AssertionError(f"{request_ids} of {role} are not aborted here")
+
+    async def call(order: Any) -> m.Message:
+        return read_verdict(order, genrm.verdict)
+
+    judge = Judge(config, complete, abort, call, num_nodes=1, say=print)
+    scorer = Scorer(config, judge, score_sources(config, judge, call))
+
+    async def every() -> None:
+        for number, text in enumerate(COMPLETIONS):
+            group, judged = new_group(number, 0, "p", [1, 2], 1), list[Judged]()
+            group.samples[0].text, group.samples[0].finish_reason = text, "stop"
+            row = Row(prompt="p", data_source="", ground_truth="", raw={})
+            await scorer.score(
+                JudgedSubject(
+                    group=group, sample=group.samples[0], row=row, ref=m.RowRef(0, 0, 0), counters=Counter(),
+                    judged=judged,
+                ),
+                ("genrm:judge",),
+            )  # fmt: skip
+            found.append((judged[0], group.samples[0].scores.get("judge"), group.samples[0].extras))
+
+    asyncio.run(every())
+    return found
+
+
+def greedy(model: str, ids: list[int], count: int, eos: int = 2) -> list[int]:
+    """The likeliest tokens, one after the other, by transformers."""
+    import torch
+
+    reference, said = reference_model(model).float(), list[int]()
+    while len(said) < count and (not said or said[-1] != eos):
+        with torch.no_grad():
+            said.append(int(reference(torch.tensor([[*ids, *said]])).logits[0, -1].argmax()))
+    return said
+
+
+def test_the_verdict_is_the_one_after_the_whole_thought(subject: Subject, tmp_path: Path) -> None:
+    """The thought is what the engine samples from the question alone. The verdict is what the model, by
+    transformers, says after question, thought and end: freely, or, where the engine keeps to a form, of the
+    words. Thoughts end at a text that the model writes, or are cut. On vLLM it costs as much as a small
+    whole run: its first grammars are compiled, and only real engines have logits."""
+    kind, running, model = subject.kind, subject.engine, subject.models[0]
+    if "untied" not in model:
+        pytest.skip("one model of each engine suffices; a script has no logits")
+    load(subject, tmp_path, 0)
+    tokenizer = Tokenizer(model)
+    question = tokenizer.encode("Is it right? " + COMPLETIONS[0])
+    whole = greedy(model, question, BUDGET)
+    end = next(
+        text
+        for each in whole[4:]
+        if (text := tokenizer.decode([each]).strip()).isascii() and text.isprintable() and len(text) > 0
+        and text not in tokenizer.decode(whole[: whole.index(each)])
+    )  # fmt: skip
+    words = [tokenizer.encode_plain(each)[0] for each in WORDS]
+    is_bound = kind == "vllm"
+    bound = {"choices": WORDS, "read": "soft", "grid": 0.0} if is_bound else {"pattern": "([78])"}
+    section = {
+        "name": "judge", "model": model, "engine": kind, "template": "Is it right? {completion}",
+        "retries": 0, "max_tokens": VERDICT, "max_model_tokens": MAX_MODEL_TOKENS, "dtype": "float32",
+        "think": {"budget": BUDGET, "end": f" {end}\n"}, "verdict": {"scores": {"7": 1.0, "8": 0.0}, **bound},
+    }  # fmt: skip
+    run_file = RunFile(tmp_path, {"genrms": [section], "launch": {"nodes": 1}, "rewards": []})
+    config = load_run_config([run_file.write()], [])
+    after = tokenizer.encode_plain(f" {end}\n")
+    seen: Counter[bool] = Counter()
+    for (judged, score, extras), text in zip(judged_by(running, config), COMPLETIONS, strict=True):
+        question = tokenizer.encode("Is it right? " + text)
+        asked = sample("whole", prompt_ids=m.pack_ids(question), temperature=0.0, max_tokens=BUDGET)
+        thought = ids_of(run(running, asked)["whole"])
+        assert thought == greedy(model, question, BUDGET)
+        while thought and (thought[-1] == 2 or end in tokenizer.decode(thought)):
+            thought.pop()
+        assert judged.thought == tokenizer.decode(thought)
+        assert judged.is_thought_cut == (len(thought) == BUDGET)
+        seen[judged.is_thought_cut] += 1
+        told = [*question, *thought, *after]
+        if is_bound:
+            seven, eight = shares_of(reference_rows(model, [*told, 0], tuple(words), 0.0)[-1])
+            assert judged.answer == WORDS[seven < eight]
+            assert score == pytest.approx(seven, abs=1e-4)
+            assert extras["judge/confidence"] == pytest.approx(max(seven, eight), abs=1e-4)
+            assert 0.5 <= extras["judge/confidence"] < 1 - 1e-6
+        else:
+            assert judged.answer == tokenizer.decode(greedy(model, told, VERDICT))
+    assert seen[False] and math.isclose(seen.total(), len(COMPLETIONS))
