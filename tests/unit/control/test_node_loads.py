@@ -1,8 +1,10 @@
 """Sums of all nodes' steps: they only grow, whatever lives a node has had."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from yatt.config.load import load_run_config
+from yatt.config.sections.judges import ThinkSection
 from yatt.control.leader.slabs.measured import BatchLengths, Measurements
 from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.records.load import NodeLoad, SlabLoad, StepSums
@@ -22,6 +24,11 @@ def test_a_backlog_counts_the_tokens_of_one_answer_for_each_question() -> None:
     now = NodeLoad(steps=now.steps, num_asked={JUDGE: 7})
     assert (measured.tokens, measured.questions) == ({JUDGE: 60.0}, {JUDGE: 3.0})
     assert measured.backlog() == {JUDGE: 140.0}
+    (judge,) = measured.config.genrms
+    thinks = replace(judge, think=ThinkSection(budget=8))
+    measured.config = replace(measured.config, genrms=(thinks,))
+    assert measured.questions == {JUDGE: 1.5}, "a thought and its verdict are one answer"
+    assert measured.backlog() == {JUDGE: 280.0}
 
 
 def load(steps: int, judged: int = 0) -> NodeLoad:

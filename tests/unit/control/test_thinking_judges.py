@@ -383,7 +383,8 @@ class EngineBench:
         asked = [
             (each.prompt_ids, each.seed, each.temperature, each.max_tokens, each.stop) for each in self.asked
         ]
-        return sample.scores, sample.verdicts, sample.failed, judged, asked
+        untimed = [replace(each, span_s=(0.0, 0.0)) for each in judged]
+        return sample.scores, sample.verdicts, sample.failed, untimed, asked
 
 
 SETTINGS: list[dict[str, Any]] = [

@@ -303,7 +303,13 @@ def test_a_judge_whose_soft_verdicts_say_little_is_an_alarm(confidence, is_alarm
 
 def growing(lengths: list[float], share: float) -> list[Row]:
     return [
-        {STEP: i, "response_length/mean": length, "critic/score/j/longer_wins/mean": share}
+        {
+            STEP: i,
+            "response_length/mean": length,
+            "critic/score/j/longer_wins/mean": share,
+            "critic/score/function/longer_wins/mean": 1.0,
+            "rollout/groups": 4,
+        }
         for i, length in enumerate(lengths, 1)
     ]
 
@@ -315,16 +321,21 @@ def growing(lengths: list[float], share: float) -> list[Row]:
         ([100] * 8 + [130] * 8, 0.75, False),
         ([100] * 8 + [119] * 8, 0.8, False),
         ([130] * 8 + [100] * 8, 0.8, False),
+        ([60, *[100] * 12], 0.8, False),
     ],
 )
 def test_a_judge_that_likes_length_is_an_alarm_once_completions_grow(lengths, share, is_alarm):
-    changes = changes_of(growing(lengths, share), Rules(iterations=3))
+    changes = changes_of(growing(lengths, share), Rules(iterations=3, judges=("j",)))
     assert [each.alarm for each in changes] == ([Alarm.JUDGE_LENGTH] if is_alarm else [])
     assert all("had the higher score: 'j' in 80% of the pairs" in each.message for each in changes)
 
 
 def same_share(share: float, groups: int = 16) -> Row:
-    return {"rollout/groups": groups, "critic/score/j/same/mean": share}
+    return {
+        "rollout/groups": groups,
+        "critic/score/j/same/mean": share,
+        "critic/score/function/same/mean": 1.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -338,7 +349,7 @@ def same_share(share: float, groups: int = 16) -> Row:
     ],
 )
 def test_a_judge_that_says_the_same_of_all_completions_is_an_alarm_unless_that_has_a_reason(row, alarms):
-    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3))
+    changes = changes_of([{STEP: i, **row} for i in range(1, 4)], Rules(iterations=3, judges=("j",)))
     assert [each.alarm for each in changes] == alarms
 
 

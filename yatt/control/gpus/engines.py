@@ -252,8 +252,8 @@ class LocalEngines:
             self._end(body.request_id, completed=_with_watched(body, request.sample, address))
 
     def _returned(self, request: _Request, body: m.Completed) -> None:
-        """Handles a request whose engine is put to sleep. A completion keeps its tokens; a verdict is short,
-        and a part of it could not be continued in its structure."""
+        """Handles a request whose engine is put to sleep. A completion keeps its tokens. An answer of a GenRM
+        begins anew: a part of a verdict could not be continued in its structure."""
         key = body.request_id
         if request.role == ROLLOUT:
             self._end(key, completed=msgspec.structs.replace(body, finish_reason=m.MOVED))

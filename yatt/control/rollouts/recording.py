@@ -109,7 +109,7 @@ def judged_record(ended: EndedGroup, judged: Judged, template: str) -> Record:
         "samples": [group.sample_id(group.samples[index]) for index in judged.about],
         "tries": judged.tries,
         "prompt": "".join(text for text, _ in render_template(template, judged.shown)),
-        "thought": judged.thought or None,
+        "thought": judged.thought if judged.thought or judged.is_thought_cut else None,
         "is_thought_cut": judged.is_thought_cut,
         "answer": judged.answer,
         "finish_reason": judged.finish_reason,

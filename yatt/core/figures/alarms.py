@@ -30,12 +30,7 @@ from yatt.core.figures.drop_counters import (
 from yatt.core.figures.judge_signs import (
     JUDGE_WORDS,
     ScoreState,
-    length_judges,
-    place_signs,
-    same_criteria,
-    same_judges,
-    unreadable_judges,
-    unsure_judges,
+    signs_by_alarm,
 )
 
 Row = Mapping[str, Any]
@@ -175,8 +170,8 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
     explained = _explained(row, signs)
     if scores.gaps():  # it explains no other sign
         signs[Alarm.JUDGE_GAP] = 0.0
-    if scores.has_longer_texts and length_judges(row):
-        signs[Alarm.JUDGE_LENGTH] = 0.0
+    if not scores.has_longer_texts:
+        signs.pop(Alarm.JUDGE_LENGTH, None)
     streaks = {alarm: _longer(state.streaks.get(alarm), iteration, value) for alarm, value in signs.items()}
     # A sign that follows from another sign neither continues nor ends its own streak.
     streaks |= {alarm: s for alarm, s in state.streaks.items() if alarm in explained}
@@ -190,7 +185,9 @@ def step(state: AlarmState, row: Row, rules: Rules) -> tuple[AlarmState, tuple[C
         if alarm in due and begin.since == streaks[alarm].since
     }
     ended = [Ends(alarm=alarm, iteration=iteration) for alarm in state.ringing if alarm not in ringing]
-    begun = [_begin(alarm, row, streaks[alarm], scores) for alarm in Alarm if alarm in due - ringing.keys()]
+    begun = [
+        _begin(alarm, row, streaks[alarm], scores, rules) for alarm in Alarm if alarm in due - ringing.keys()
+    ]
     losses = state.losses
     if Alarm.LOSS_EXPLODED not in signs and iteration:  # 0 is validation only
         losses = (*losses, _loss(row, rules))[-MEDIAN_ROWS:]
@@ -217,7 +214,7 @@ def _longer(streak: Streak | None, iteration: int, value: float) -> Streak:
 
 def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, float]:
     """Returns the signs in the row, each with its value."""
-    found = _signs_of_scores(row)
+    found = _signs_of_scores(row, rules)
     highest, lowest = _number(row, "critic/rewards/max"), _number(row, "critic/rewards/min")
     if highest is not None and highest == lowest:
         found[Alarm.REWARD_FLAT] = highest
@@ -234,12 +231,13 @@ def _signs(row: Row, losses: tuple[float, ...], rules: Rules) -> dict[Alarm, flo
     return {alarm: value for alarm, value in found.items() if alarm not in _explained(row, found)}
 
 
-def _signs_of_scores(row: Row) -> dict[Alarm, float]:
+def _signs_of_scores(row: Row, rules: Rules) -> dict[Alarm, float]:
     found = {}
     if any(share > MOST_FAILED for share in _validation_shares(row)):
         found[Alarm.VALIDATION_FAILED] = 0.0
-    found |= {alarm: 0.0 for alarm in _OF_ROWS if _OF_JUDGES[alarm](row)}
-    if names := same_criteria(row):  # others in the next iteration are another alarm
+    of_judges = signs_by_alarm(row, rules.judges)
+    found |= {Alarm(name): 0.0 for name, says in of_judges.items() if says}
+    if names := of_judges["judge.criterion"]:  # others in the next iteration are another alarm
         found[Alarm.JUDGE_CRITERION] = float(zlib.crc32("".join(names).encode()))
     return found
 
@@ -308,33 +306,23 @@ def _number(row: Row, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-_OF_JUDGES = {
-    Alarm.JUDGE_UNREADABLE: unreadable_judges,
-    Alarm.JUDGE_PLACE: place_signs,
-    Alarm.JUDGE_UNSURE: unsure_judges,
-    Alarm.JUDGE_CRITERION: same_criteria,
-    Alarm.JUDGE_LENGTH: length_judges,
-    Alarm.JUDGE_SAME: same_judges,
+_WITH_GRADIENT = {
+    *(Alarm.ALL_CUT, Alarm.NO_GRADIENT, Alarm.JUDGE_PLACE, Alarm.JUDGE_UNSURE, Alarm.JUDGE_CRITERION),
+    *(Alarm.JUDGE_LENGTH, Alarm.JUDGE_SAME),
 }
-"""What a row says of GenRMs, in words."""
-
-_WITH_GRADIENT = {Alarm.ALL_CUT, Alarm.NO_GRADIENT} | (_OF_JUDGES.keys() - {Alarm.JUDGE_UNREADABLE})
 """Signs that are no reason for a gradient of 0."""
-
-_OF_ROWS = _OF_JUDGES.keys() - {Alarm.JUDGE_LENGTH}
-"""Alarms for which that is the sign."""
 
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def _begin(alarm: Alarm, row: Row, streak: Streak, scores: ScoreState) -> Begins:
+def _begin(alarm: Alarm, row: Row, streak: Streak, scores: ScoreState, rules: Rules) -> Begins:
     (seen, cure), iteration = JUDGE_WORDS.get(alarm.value) or _WORDS[alarm], row[STEP]
     when = f"in the last {streak.length} iterations, since iteration {streak.since}"
     if streak.length == 1:
         when = f"in iteration {iteration}"
     words = {
         "gaps": "; ".join(gap.in_words() for gap in scores.gaps()),
-        "judges": ", ".join(_OF_JUDGES[alarm](row)) if alarm in _OF_JUDGES else "",
+        "judges": ", ".join(signs_by_alarm(row, rules.judges).get(alarm.value, ())),
     }
     message = f"{seen.format(value=streak.value, **words)} {when}. {cure}"
     return Begins(alarm=alarm, iteration=iteration, since=streak.since, message=message)

@@ -50,8 +50,8 @@ class ScoreTrack:
             return ScoreTrack(last=last, lowest=median, highest=median)
         return ScoreTrack(
             last=last,
-            lowest=min(self.lowest, median),
-            highest=max(self.highest, median),
+            lowest=min(self.lowest, median) if self.is_known else median,  # fewer values make no median
+            highest=max(self.highest, median) if self.is_known else median,
             steps_sum=self.steps_sum + abs(value - self.last[-1]),
             num_steps=self.num_steps + 1,
         )
@@ -248,23 +248,38 @@ def same_criteria(row: Row) -> list[str]:
     return found
 
 
-def length_judges(row: Row) -> list[str]:
+def length_judges(row: Row, judges: Sequence[str]) -> list[str]:
     """Returns the judges that mostly score the longer of two completions higher, with the share."""
-    return [f"'{name}' in {share:.0%} of the pairs" for name, share in _measured(row, LONGER, MOST_LONGER)]
+    found = _measured(row, judges, LONGER, MOST_LONGER)
+    return [f"'{name}' in {share:.0%} of the pairs" for name, share in found]
 
 
-def same_judges(row: Row) -> list[str]:
+def same_judges(row: Row, judges: Sequence[str]) -> list[str]:
     """Returns the judges that score all completions of a group alike in nearly every group."""
-    if _count(row, "rollout/groups") < LEAST_GROUPS:
-        return []
-    return [f"'{name}' in {share:.0%}" for name, share in _measured(row, SAME, MOST_SAME)]
+    return [f"'{name}' in {share:.0%}" for name, share in _measured(row, judges, SAME, MOST_SAME)]
 
 
-def _measured(row: Row, measure: str, least: float) -> Iterator[tuple[str, float]]:
-    for key in row:
-        name = counter_name(key, "critic/score/", f"/{measure}/mean")
-        if name and (share := _count(row, key)) > least:
+def _measured(row: Row, judges: Sequence[str], measure: str, least: float) -> Iterator[tuple[str, float]]:
+    """Yields the judges with a measure above `least`: functions may have a number of its name."""
+    for name in judges if _count(row, "rollout/groups") >= LEAST_GROUPS else ():
+        if (share := _count(row, f"critic/score/{name}/{measure}/mean")) > least:
             yield name, share
+
+
+def signs_by_alarm(row: Row, judges: Sequence[str]) -> dict[str, list[str]]:
+    """Returns what a row says of GenRMs, in words, by name of the alarm.
+
+    Args:
+        judges: names of the GenRMs whose scores are part of the reward.
+    """
+    return {
+        "judge.unreadable": unreadable_judges(row),
+        "judge.place": place_signs(row),
+        "judge.unsure": unsure_judges(row),
+        "judge.criterion": same_criteria(row),
+        "judge.length": length_judges(row, judges),
+        "judge.same": same_judges(row, judges),
+    }
 
 
 def _counted(row: Row, end: str, least: float) -> Iterator[tuple[str, float]]:

@@ -13,7 +13,7 @@ from yatt.control.leader.slabs.node_loads import NodeLoads
 from yatt.control.leader.slabs.slab_table import SlabTable
 from yatt.core.gpus.engine_model import EngineSpeed, fitted_speed
 from yatt.core.gpus.moves import MoveRules
-from yatt.core.gpus.placement import ROLLOUT
+from yatt.core.gpus.placement import ROLLOUT, genrm_role
 from yatt.core.gpus.prediction import BatchDemand, modelled_questions
 from yatt.core.gpus.tail import BatchTail, RoleSpeed
 from yatt.records.load import StepSums, SwitchCost
@@ -110,8 +110,13 @@ class Measurements:
 
     @property
     def questions(self) -> dict[str, float]:
-        """Mean number of a GenRM's answers per completion, by role, in the last batch."""
-        return {role: sums.texts / self._num_samples for role, sums in self._judges()}
+        """Mean number of a GenRM's answers per completion, by role, in the last batch. A thought and the
+        verdict after it are one."""
+        thinking = {genrm_role(genrm.name) for genrm in self.config.engine_genrms if genrm.think.budget}
+        return {
+            role: sums.texts / (2 if role in thinking else 1) / self._num_samples
+            for role, sums in self._judges()
+        }
 
     @property
     def _num_samples(self) -> int:

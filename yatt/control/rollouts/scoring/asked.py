@@ -301,6 +301,8 @@ def unreadable_message(genrm: GenRMSection, asked: AskedQuestion, said: Said) ->
     thought = ""
     if genrm.think.budget:
         cut = f"{CUT} (genrms[{genrm.name}].think.budget is {genrm.think.budget})"
+        if said.num_thought_tokens < genrm.think.budget:
+            cut = f"{CUT} (genrms[{genrm.name}].max_model_tokens left it {said.num_thought_tokens} tokens)"
         thought = f"{AFTER_THOUGHT} {said.thought[-MOST_SHOWN:]!r}{cut if said.is_thought_cut else ''}"
     question = "".join(text for text, _ in render_template(genrm.template, asked.shown))
     return (
