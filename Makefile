@@ -63,9 +63,11 @@ soak: setup slurm newer-slurm
 	@for round in $$(seq $(ROUNDS)); do YATT_STARTED=1 $(BIN)/python -m pytest -n 2 --dist loadscope \
 	  tests/faults tests/slurm tests/integration || exit 1; done
 
-# Five minutes on two cores. The limit is in CPU seconds of a quiet machine (tests/speed.py); 5,960 tests cost 483.
+# Five minutes on two cores. The limit is in CPU seconds of a quiet machine (tests/speed.py): 6,500 tests cost 510 there.
+# Processors differ in more than that measure sees (one without bfloat16 and AVX-512: 646), so it is a third above
+# them; what bounds growth are the recorded seconds (tests/durations.py).
 quick: setup
-	@YATT_MOST_CPU_S=550 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
+	@YATT_MOST_CPU_S=850 $(BIN)/python -m pytest -n 2 --dist loadscope --part quick \
 	  tests/unit tests/protocol tests/property tests/scenarios
 
 check: lint type layers test

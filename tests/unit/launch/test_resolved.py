@@ -195,7 +195,9 @@ def test_a_device_in_place_of_the_record_does_not_hang(run) -> None:
 PARTS = frozenset({"completed_config", "with_made_data", "with_store", "effective_config"})
 """What `resolve_config` and `JobPlan.attempt_config` are made of."""
 
-OTHERS = frozenset({"evaluation.request", "cli.commands.evaluating"})
+OTHERS = frozenset(
+    {"evaluation.request", "cli.commands.evaluating", "cli.judging.measuring", "cli.judging.labelling"}
+)
 """An evaluation makes a config of its own out of a run's."""
 
 
