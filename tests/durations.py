@@ -30,11 +30,12 @@ BUDGETS_CPU_S: dict[str, float] = {
     "tests/property/": 45,
 }
 """CPU seconds that the tests of a folder may cost by `durations.json`; of quick tests it has those above
-`LEAST_CPU_S`, and all of them have the limit of `make quick` besides. Daemons that tests leave to others, as Slurm's, are not counted. Of the trainer's, a quarter is
-the matrix of families with pictures and videos: each has towers and positions of its own. Of the contracts,
-most are starts of real engines, one for each way of computing; of integration, 55 are ranks of vLLM whose
-parameters from slices are compared with those from whole tensors, and 95 are recipes, run in small. Of
-faults, 6 are the turn of a critic beside an upload."""
+`LEAST_CPU_S`, and all of them have the limit of `make quick` besides. Daemons that tests leave to others,
+as Slurm's, are not counted. Of the trainer's, a quarter is the matrix of families with pictures and
+videos: each has towers and positions of its own. Of the contracts, most are starts of real engines, one
+for each way of computing; of integration, 55 are ranks of vLLM whose parameters from slices are compared
+with those from whole tensors, and 95 are recipes, run in small. Of faults, 6 are the turn of a critic
+beside an upload."""
 
 WHOLE_RUN_CPU_S = 3.0
 """What the smallest whole run costs (forked, real trainer)."""
