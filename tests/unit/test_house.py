@@ -30,7 +30,8 @@ LARGE_VALUES = """
     adapters.processes.process.ChildStart adapters.processes.worker_arguments.WorkerArguments
     checkpoint.commit.manifest_format.Manifest control.components.Components control.node.Node
     control.rollouts.groups.groups.SampleState control.rollouts.scoring.subject.Judged
-    core.phases.phase_types.Program core.phases.phase_types.RunState engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
+    core.phases.phase_types.Program core.phases.phase_types.RunState
+    engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
     evaluation.judge_result.JudgeResult
     launch.diagnose.probe.NodeFacts models.rows.LayerNames models.shape.Shape
     uploader.local_files.LocalSave
