@@ -1,6 +1,7 @@
 """`yatt judge again`: which completions are asked about, with which rows, and what has changed."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import yaml
 
 from tests.unit.evaluation.test_judge_eval import ALONE
 from yatt.adapters.inputs.dataset import RowFiles
-from yatt.cli.judging.repeating import again_page, judge_again
+from yatt.cli.judging.repeating import again_page, judge_again, settings_again
 from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.core.figures.evaluation import EvaluatedSample
 from yatt.errors import ConfigError
 from yatt.evaluation.again import Opinion, again_result, given_again, recorded_groups
+from yatt.evaluation.judging import JudgeOptions, judge_settings
+from yatt.evaluation.labels import of_given
 from yatt.obs.rollouts import HEAD, SAMPLE, compressed_file
 from yatt.paths import RunPaths
 
@@ -84,6 +87,18 @@ def test_whole_groups_are_asked_about_with_their_own_rows_and_numbers(tmp_path: 
     assert [each.given.number for each in given] == [40, 41, 50, 51, 52]
     assert given[1].given.texts == ("c41.0", "c41.1") and given[1].raw["extra_info"] == {"i": 1}
     assert [g.number for g in recorded_groups(RunPaths(tmp_path / "run"), 5, 0).groups] == [50, 51, 52]
+
+
+def test_the_run_s_pictures_are_those_of_the_rows_that_are_asked_about_again(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    config = run_of(tmp_path, genrms=[{"name": "judge", "model": "/m", **ALONE, "sees": "prompt"}])
+    config = replace(config, data=replace(config.data, media_store=store))
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 0, 0)
+    found = settings_again(config, config.genrms[0], recorded, "cpu", 0)
+    assert found.config.data.media_store == store and found.config.rollout.n == SIZE
+    assert of_given(found.config.data, tmp_path / "given.jsonl").media_store == store
+    other = JudgeOptions(data=("/d.jsonl",))
+    assert judge_settings(config, config.genrms[0], other, 0).config.data.media_store == ""
 
 
 def test_changed_data_files_are_refused(tmp_path: Path) -> None:

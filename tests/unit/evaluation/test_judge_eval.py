@@ -14,7 +14,7 @@ import yaml
 from tests.tiny_models import make_scripted_model
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better
 from yatt.adapters.inputs.dataset import Row, read_data_rows
-from yatt.cli.judging.measuring import quality_page
+from yatt.cli.judging.measuring import measured_notes, quality_page
 from yatt.config.check import broken_relations
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
@@ -235,6 +235,16 @@ def test_a_judge_of_pairs_is_asked_in_both_orders_and_its_faults_are_seen(tmp_pa
     assert order_advice(first, run_file(tmp_path).genrms[1]) == "", "both orders cancel it already"
     (cell,) = first.confusion
     assert (cell.label, cell.verdict, cell.rows) == ("chosen", "rejected", 4), "a tie is no agreement"
+
+
+@pytest.mark.parametrize(("orders", "says"), [("drawn", "judging.orders: both lets"), ("both", "")])
+def test_advice_is_about_the_run_s_own_orders(tmp_path: Path, orders: str, says: str) -> None:
+    rows = pairs_of_lengths(tmp_path, *[(5, 2), (2, 5)] * 60)
+    found = judged_by(tmp_path / "first", lambda _: "1", rows, **PAIR)
+    section = {**PAIR, "judging": {"by": "pairwise", "orders": orders}}
+    base = run_file(tmp_path, genrms=[{"name": "judge", "model": "/m", **section}])
+    (note,) = measured_notes(found, base) or [""]
+    assert says in note and bool(note) == bool(says)
 
 
 def longest_first(text: str) -> str:

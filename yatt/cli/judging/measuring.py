@@ -18,7 +18,7 @@ from yatt.cli.judging.parts import (
     result_bytes,
     write_result_folder,
 )
-from yatt.config.schema import GenRMSection
+from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_BELOW, EXIT_FAILED, EXIT_FINISHED, ConfigError
 from yatt.evaluation.evaluate import ended_by_signals, private_folder
 from yatt.evaluation.judge_result import (
@@ -69,7 +69,7 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     shown.clear()
     result = judge_result(labelled, samples, genrm, data, asked_with(genrm, settings.config))
     try:
-        _show_measured(arguments, result, genrm)
+        _show_measured(arguments, result, base)
     finally:
         write_result_folder(
             out, {RESULT: result_bytes(result)} | ({PAGE: quality_page(result)} if arguments.html else {})
@@ -95,7 +95,7 @@ def out_folder(arguments: argparse.Namespace, name: str) -> Path:
     return out
 
 
-def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: GenRMSection) -> None:
+def _show_measured(arguments: argparse.Namespace, result: JudgeResult, base: RunConfig) -> None:
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
@@ -105,7 +105,17 @@ def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: Ge
         if result.seconds_a_verdict is not None:
             sys.stdout.write(f"\n{result.seconds_a_verdict:.3g} s a verdict\n")
     sys.stdout.flush()
-    notes = [order_advice(result, genrm)]
+    for note in measured_notes(result, base):
+        sys.stderr.write(f"yatt: note: {printable(note)}\n")
+
+
+def measured_notes(result: JudgeResult, base: RunConfig) -> list[str]:
+    """Returns what is to be said about a result.
+
+    Args:
+        base: the config of the run, whose own keys are advised about.
+    """
+    notes = [order_advice(result, named_judge(base, result.judge))]
     if result.form == "texts" and not result.values:
         notes.append("labels are no verdicts of this GenRM: only their order was compared (auc).")
     if result.too_long:
@@ -114,8 +124,7 @@ def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: Ge
         missing = result.without - result.too_long
         first = f"; the first: {result.reasons[0]}" if result.reasons else ""
         notes.append(f"{missing} of {result.rows} rows have no verdict{first}")
-    for note in filter(None, notes):
-        sys.stderr.write(f"yatt: note: {printable(note)}\n")
+    return [note for note in notes if note]
 
 
 def quality_page(result: JudgeResult) -> bytes:

@@ -20,13 +20,15 @@ from yatt.evaluation.again import (
     AGAIN_MEANINGS,
     AgainResult,
     Opinion,
+    RecordedGroups,
     again_result,
     given_again,
     recorded_groups,
 )
 from yatt.evaluation.evaluate import ended_by_signals, private_folder
 from yatt.evaluation.judge_result import quality_table
-from yatt.evaluation.judging import JudgeOptions, judge_settings, judged_samples, named_judge
+from yatt.evaluation.judging import Device, JudgeOptions, judge_settings, judged_samples, named_judge
+from yatt.evaluation.request import EvalSettings
 from yatt.obs.page.page_file import render_page
 from yatt.paths import RunPaths
 from yatt.printable import printable
@@ -53,9 +55,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
     out = _target(paths, arguments.name or genrm.name)
     recorded = recorded_groups(paths, first, last)
     device, gpus = device_here(new, arguments.device)
-    size = max(len(group.samples) for group in recorded.groups)
-    options = JudgeOptions(data=new.data.train_files, device=arguments.device, size=size)
-    settings = judge_settings(new, genrm, options, gpus)
+    settings = settings_again(new, genrm, recorded, arguments.device, gpus)
     shown = Shower(is_quiet=arguments.json)
     files = settings.config.data.train_files
     with ended_by_signals(), private_folder(settings.config) as folder:
@@ -77,6 +77,23 @@ def judge_again(arguments: argparse.Namespace) -> int:
     if changed is None or not any(genrm.name in sample.scores for sample in samples):
         return EXIT_FAILED
     return EXIT_BELOW if most is not None and changed.value > most else EXIT_FINISHED
+
+
+def settings_again(
+    new: RunConfig, genrm: GenRMSection, recorded: RecordedGroups, device: Device, gpus: int
+) -> EvalSettings:
+    """Returns the evaluation of a GenRM about recorded groups, whose data rows have the run's pictures.
+
+    Raises:
+        ConfigError: a value is impossible; names it and what to write.
+    """
+    options = JudgeOptions(
+        data=new.data.train_files,
+        device=device,
+        size=max(len(group.samples) for group in recorded.groups),
+        media_store=new.data.media_store,
+    )
+    return judge_settings(new, genrm, options, gpus)
 
 
 def iteration_range(text: str) -> tuple[int, int]:
