@@ -1,5 +1,6 @@
 """What an evaluation of a GenRM has found: figures, a table of confusion, and the most certain errors."""
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ from yatt.judging.quality import (
 )
 
 MOST_ERRORS, MOST_CELLS = 10, 36
+ENOUGH_PAIRS = 100
+"""Of fewer pairs a preference for a place may not be seen."""
+
 SIDES = {1: "chosen", 0: "tie", -1: "rejected"}
 
 MEANINGS = {
@@ -236,10 +240,11 @@ def _once(prompt: int, answer: JudgedAnswer) -> AskedOnce:
 
 def _seconds(answers: Sequence[JudgedAnswer]) -> float | None:
     """Seconds a readable verdict, from the first question to the last answer; on one machine."""
-    readable = sum(each.is_readable for each in answers)
-    if not readable:
+    readable, spans = sum(each.is_readable for each in answers), [each.span_s for each in answers]
+    known = [(begin, end) for begin, end in spans if end > 0]
+    if not readable or not known:
         return None
-    return (max(each.span_s[1] for each in answers) - min(each.span_s[0] for each in answers)) / readable
+    return (max(end for _, end in known) - min(begin for begin, _ in known)) / readable
 
 
 def _reason(asked: _Asked, name: str) -> str:
@@ -286,9 +291,7 @@ def _half_a_step(values: Sequence[float], span: float) -> float:
 
 def _rank(ordered: Sequence[float], value: float) -> float:
     """The mean place of a value among all, from 0 to 1."""
-    below = sum(each < value for each in ordered)
-    upto = sum(each <= value for each in ordered)
-    return (below + upto) / 2 / len(ordered)
+    return (bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value)) / 2 / len(ordered)
 
 
 def _confusion(
@@ -327,14 +330,21 @@ def quality_table(figures: Mapping[str, Figure], width: int = WIDTH) -> list[str
     """Returns the lines of a table of figures with their intervals."""
     rows = [["FIGURE", "VALUE", "95 % INTERVAL", "OF"]]
     for name, each in figures.items():
-        rows.append([name, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}", str(each.items)])
+        rows.append([name, f"{each.value:.3f}", interval_in_words(each), str(each.items)])
     return aligned_rows(rows, 1, width)
+
+
+def interval_in_words(figure: Figure) -> str:
+    """Returns the interval of a figure; '-': there is none."""
+    if figure.low is None or figure.high is None:
+        return "-"
+    return f"{figure.low:.3f} to {figure.high:.3f}"
 
 
 def order_advice(result: JudgeResult, genrm: GenRMSection) -> str:
     """Returns what the preference for a place says about the key `judging.orders`; empty: nothing."""
     place = result.figures.get("place")
-    if place is None:
+    if place is None or place.low is None or place.high is None or place.items < ENOUGH_PAIRS:
         return ""
     if place.low <= 0 <= place.high and genrm.judging.orders == "both":
         return "no preference for a place was seen: judging.orders: drawn asks half as much."

@@ -5,7 +5,6 @@ or `prompt`, `chosen` and `rejected`.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ Form = Literal["texts", "pairs"]
 ENDED = "stop"
 
 BINARY = (0.0, 1.0)
+MOST_LABEL = 1e9
 TWO = 2
 
 
@@ -114,11 +114,11 @@ def _label_of(raw: dict[str, Any], place: str, genrm: GenRMSection) -> float:
     found, words = raw.get(LABEL), genrm.verdict.scores
     if isinstance(found, str) and found in words:
         return words[found]
-    if isinstance(found, int | float) and math.isfinite(found):
+    if isinstance(found, int | float) and abs(found) <= MOST_LABEL:
         return float(found)
     named = f", or one of the verdict's words {', '.join(words)}" if words else ""
     has = "no column" if found is None else f"{value_in_words(found)} in column"
-    raise ConfigError(f"{place} has {has} '{LABEL}'; write a number{named}.")
+    raise ConfigError(f"{place} has {has} '{LABEL}'; write a number from -1e9 to 1e9{named}.")
 
 
 def _values(rows: Sequence[LabelledRow], genrm: GenRMSection) -> tuple[float, ...]:
@@ -184,7 +184,7 @@ def write_given(path: Path, rows: Iterator[GivenRow]) -> None:
     with path.open("x", encoding="utf-8") as file:
         for row in rows:
             columns = {**row.raw, PROMPT: row.prompt, GIVEN: msgspec.to_builtins(row.given)}
-            file.write(json.dumps(columns, ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(columns, default=str) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

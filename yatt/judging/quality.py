@@ -18,8 +18,10 @@ from yatt.judging.bootstrap import (
     Sums,
     figures_with_intervals,
     mean_measure,
+    mean_of_ratios,
     order_figure,
     ratio_of_sums,
+    scaled_values,
 )
 from yatt.judging.ways.pairwise import TIE
 
@@ -110,8 +112,9 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
 
     agreement: share in which the preferred one has won, a tie is half. consistency: share with the same
     winner when asked again. place: how much more often the place shown first wins, from -1 to 1. flips: share
-    in which the orders have different winners. length: how much more often the longer one wins than the
-    labels let it. brier: mean square of the share's distance from 1. too_sure: mean confidence (the winner's
+    in which the orders have different winners. length: how much more often the longer one wins than is
+    labelled, the mean of pairs whose preferred one is longer and of those whose preferred one is shorter: what
+    is wrong by chance is wrong in both and cancels, whatever the labels prefer. brier: mean square of the share's distance from 1. too_sure: mean confidence (the winner's
     share) less agreement, where verdicts are graded.
     """
     known = [(each, each.share) for each in items]
@@ -127,7 +130,9 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
         ),
         "place": mean_measure([(prompt, first - swapped) for prompt, first, swapped in orders]),
         "flips": mean_measure([(prompt, side_of(a) != side_of(b)) for prompt, a, b in orders]),
-        "length": mean_measure([(each.prompt, _longer(each, share)) for each, share in uneven]),
+        "length": SummedFigure(
+            [(each.prompt, _longer(each, share)) for each, share in uneven], mean_of_ratios
+        ),
         "brier": mean_measure([(each.prompt, (share - 1) ** 2) for each, share in read]),
     }
     if any(said not in (0.0, TIE, 1.0) for each, _ in read for said in each.said):
@@ -140,9 +145,12 @@ def _pair_agreement(share: float) -> float:
     return (1 + side_of(share)) / 2
 
 
-def _longer(pair: LabelledPair, share: float) -> float:
-    """The longer one's share less that by the label."""
-    return share - 1 if pair.lengths[0] > pair.lengths[1] else 1 - share
+def _longer(pair: LabelledPair, share: float) -> Sums:
+    """The longer one's share less that by the label, and 1; zeros before them for a shorter preferred one,
+    after them for a longer one."""
+    if pair.lengths[0] > pair.lengths[1]:
+        return share - 1, 1.0, 0.0, 0.0
+    return 0.0, 0.0, 1 - share, 1.0
 
 
 def pair_reliability(items: Sequence[LabelledPair]) -> list[ReliabilityBin]:
@@ -174,9 +182,7 @@ def text_figures(items: Sequence[LabelledText], values: Sequence[float] = ()) ->
         "consistency": mean_measure(
             [(e.prompt, nearest_value(s, values) == nearest_value(a, values)) for e, s, a in again]
         ),
-        "length": SummedFigure(
-            [(each.prompt, _moments(said, each.length, each.label)) for each, said in read], _partial
-        ),
+        "length": SummedFigure(_length_terms(read), _partial),
     }
     if values:
         agreed = [(each.prompt, _text_agreement(each.label, said, values)) for each, said in read]
@@ -217,6 +223,14 @@ def text_reliability(items: Sequence[LabelledText], values: Sequence[float]) -> 
     known = [(each.label, each.said) for each in items if each.said is not None]
     scaled = [(_scaled(said, values), _text_agreement(label, said, values)) for label, said in known]
     return _bins([(min(1.0, max(p, 1 - p)), hit) for p, hit in scaled])
+
+
+def _length_terms(read: Sequence[tuple[LabelledText, float]]) -> list[tuple[int, Sums]]:
+    said = scaled_values([score for _, score in read])
+    lengths = scaled_values([float(each.length) for each, _ in read])
+    labels = scaled_values([each.label for each, _ in read])
+    scaled = zip(read, said, lengths, labels, strict=True)
+    return [(each.prompt, _moments(score, length, label)) for (each, _), score, length, label in scaled]
 
 
 def _moments(score: float, length: float, label: float) -> Sums:

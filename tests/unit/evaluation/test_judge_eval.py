@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -27,6 +28,7 @@ from yatt.errors import ConfigError
 from yatt.evaluation.judge_result import JudgeResult, judge_result, order_advice, quality_table
 from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, named_judge
 from yatt.evaluation.labels import LabelledRows, asked_twice, of_given, read_labelled, write_given
+from yatt.judging.bootstrap import Figure
 from yatt.records import message as m
 
 ALONE = {
@@ -99,9 +101,15 @@ MISTAKES = {
     "no label": ("judge", [{"prompt": "a", "completion": "b"}], "row 1 has no column 'label'; write"),
     "a word of no verdict": (
         "judge", [{"prompt": "a", "completion": "b", "label": "MAYBE"}],
-        "'MAYBE' in column 'label'; write a number, or one of the verdict's words NO, YES",
+        "'MAYBE' in column 'label'; write a number from -1e9 to 1e9, or one of the verdict's words NO, YES",
     ),
     "no number": ("judge", [{"prompt": "a", "completion": "b", "label": float("nan")}], "write a number"),
+    "a number of 400 digits": (
+        "judge", [{"prompt": "a", "completion": "b", "label": 10**400}], "row 1 has .* from -1e9 to 1e9",
+    ),
+    "a huge number": (
+        "head", [{"prompt": "a", "completion": "b", "label": -1.1e9}], "row 1 has -1100000000.0 in column",
+    ),
     "labels of another scale": (
         "judge", [{"prompt": "a", "completion": "b", "label": each} for each in (0, 5)],
         "row 2: label 5 is none that a verdict of genrms\\[judge\\] can be: 0, 1.",
@@ -231,8 +239,13 @@ def test_a_judge_of_pairs_is_asked_in_both_orders_and_its_faults_are_seen(tmp_pa
     first = judged_by(tmp_path / "first", lambda _: "1" if way == "pairwise" else "1 2", rows, **section)
     values = {name: each.value for name, each in first.figures.items()}
     assert (values["agreement"], values["place"], values["flips"], values["length"]) == (0.5, 1.0, 1.0, 0.0)
-    assert "asks half" in order_advice(found, run_file(tmp_path).genrms[1])
-    assert order_advice(first, run_file(tmp_path).genrms[1]) == "", "both orders cancel it already"
+    own = run_file(tmp_path).genrms[1]
+    assert order_advice(found, own) == "", "four pairs are too few"
+    place = Figure(value=0.0, low=-0.01, high=0.01, items=100)
+    assert "asks half" in order_advice(msgspec.structs.replace(found, figures={"place": place}), own)
+    few = msgspec.structs.replace(place, items=99)
+    assert order_advice(msgspec.structs.replace(found, figures={"place": few}), own) == ""
+    assert " -  " in quality_table(found.figures)[1], "no interval"
     (cell,) = first.confusion
     assert (cell.label, cell.verdict, cell.rows) == ("chosen", "rejected", 4), "a tie is no agreement"
 
