@@ -27,6 +27,7 @@ from yatt.judging.quality import (
     text_figures,
     text_reliability,
 )
+from yatt.printable import all_digits
 
 MOST_ERRORS, MOST_CELLS = 10, 36
 ENOUGH_PAIRS = 100
@@ -317,8 +318,8 @@ def _cell(said: LabelledText | LabelledPair, values: Sequence[float]) -> tuple[s
     if isinstance(said, LabelledText):
         if not values:
             return None
-        verdict = "none" if said.said is None else f"{nearest_value(said.said, values):g}"
-        return f"{said.label:g}", verdict
+        verdict = "none" if said.said is None else all_digits(nearest_value(said.said, values))
+        return all_digits(said.label), verdict
     sides = ["none" if share is None else SIDES[side_of(share)] for share in said.said]
     return (sides[0], sides[-1]) if len(sides) > 1 else ("chosen", sides[0])
 

@@ -17,7 +17,7 @@ from yatt.adapters.inputs.data_rows import ASSISTANT, data_row, raw_rows
 from yatt.config.schema import DataSection, GenRMSection
 from yatt.core.figures.evaluation import GIVEN, GivenTexts
 from yatt.errors import ConfigError
-from yatt.printable import value_in_words
+from yatt.printable import all_digits, value_in_words
 
 LABEL, CHOSEN, PROMPT = "label", "chosen", "yatt_prompt"
 Form = Literal["texts", "pairs"]
@@ -134,14 +134,14 @@ def _values(rows: Sequence[LabelledRow], genrm: GenRMSection) -> tuple[float, ..
         return known
     if len(labels) < TWO:
         raise ConfigError(
-            f"{rows[0].place}: all labels are {labels[0]:g}, which says nothing about what is better; add "
-            "rows with another one."
+            f"{rows[0].place}: all labels are {all_digits(labels[0])}, which says nothing about what is "
+            "better; add rows with another one."
         )
     if known and len(labels) == TWO and strange is not None:
         raise ConfigError(
-            f"{strange.place}: label {strange.label:g} is none that a verdict of genrms[{genrm.name}] can "
-            f"be: {', '.join(f'{value:g}' for value in known)}. Write these; or numbers of more than two "
-            "values, which are compared by their order."
+            f"{strange.place}: label {all_digits(strange.label)} is none that a verdict of "
+            f"genrms[{genrm.name}] can be: {', '.join(map(all_digits, known))}. Write these; or "
+            "numbers of more than two values, which are compared by their order."
         )
     return ()
 

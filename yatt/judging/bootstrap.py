@@ -53,7 +53,8 @@ def ratio_of_sums(sums: Sequence[float]) -> float | None:
 
 
 def mean_of_ratios(sums: Sequence[float]) -> float | None:
-    """The mean of the first sum divided by the second one, and the third by the fourth; None if one is none."""
+    """The mean of the first sum divided by the second one, and the third by the fourth; None if there is
+    not each of them."""
     one, other = ratio_of_sums(sums[:2]), ratio_of_sums(sums[2:])
     return None if one is None or other is None else (one + other) / 2
 

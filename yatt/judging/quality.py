@@ -113,9 +113,10 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
     agreement: share in which the preferred one has won, a tie is half. consistency: share with the same
     winner when asked again. place: how much more often the place shown first wins, from -1 to 1. flips: share
     in which the orders have different winners. length: how much more often the longer one wins than is
-    labelled, the mean of pairs whose preferred one is longer and of those whose preferred one is shorter: what
-    is wrong by chance is wrong in both and cancels, whatever the labels prefer. brier: mean square of the share's distance from 1. too_sure: mean confidence (the winner's
-    share) less agreement, where verdicts are graded.
+    labelled, the mean of pairs whose preferred one is longer and of those whose preferred one is shorter:
+    what is wrong by chance is wrong in both and cancels, whatever the labels prefer. brier: mean square of
+    the share's distance from 1. too_sure: mean confidence (the winner's share) less agreement, where verdicts
+    are graded.
     """
     known = [(each, each.share) for each in items]
     read = [(each, share) for each, share in known if share is not None]

@@ -15,6 +15,7 @@ from yatt.cli.judging.parts import (
     asked_with,
     config_of,
     device_here,
+    place_of_genrm,
     result_bytes,
     write_result_folder,
 )
@@ -33,7 +34,7 @@ from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, j
 from yatt.evaluation.labels import LabelledRows, asked_twice, read_labelled
 from yatt.launch.resolve.data_files import made_folder, with_made_data
 from yatt.obs.page.page_file import render_page
-from yatt.printable import printable
+from yatt.printable import all_digits, printable
 
 OVERLAYS = (".yaml", ".yml")
 
@@ -64,7 +65,7 @@ def measure_judge(arguments: argparse.Namespace) -> int:
         config = with_made_data(settings.config, folder / "made", [made_folder(base.run.dir)])
         labelled = _first_rows(read_labelled(config.data.val_files, config.data, genrm), arguments.limit)
         settings = replace(settings, config=config)
-        index = [each.name for each in base.genrms].index(genrm.name)
+        index = place_of_genrm(base, genrm)
         samples = judged_samples(settings, asked_twice(labelled), folder, device, shown, index)
     shown.clear()
     result = judge_result(labelled, samples, genrm, data, asked_with(genrm, settings.config))
@@ -147,7 +148,7 @@ def _shown(example: JudgedExample) -> dict[str, Any]:
         "place": example.place,
         "prompt": example.prompt,
         "texts": list(zip(names, example.texts, strict=True)),
-        "label": f"{example.label:g}",
+        "label": all_digits(example.label),
         "said": "none" if example.said is None else f"{example.said:.3g}",
         "answers": example.answers,
     }

@@ -32,6 +32,11 @@ def config_of(path: Path, words: list[str]) -> RunConfig:
     return load_command(path, words)
 
 
+def place_of_genrm(config: RunConfig, genrm: GenRMSection) -> int:
+    """Returns which one of the run file's GenRMs it is, for keys in messages."""
+    return [each.name for each in config.genrms].index(genrm.name)
+
+
 def device_here(config: RunConfig, wanted: str) -> tuple[str, int]:
     """Returns the device of engines on this machine, and its number of GPUs.
 

@@ -12,7 +12,15 @@ from yatt.adapters.inputs.dataset import RowFiles
 from yatt.adapters.run_folder.run_config import load_run
 from yatt.checkpoint.convert.hf_folder import check_target
 from yatt.cli.commands.evaluating import Shower
-from yatt.cli.judging.parts import PAGE, RESULT, asked_with, device_here, result_bytes, write_result_folder
+from yatt.cli.judging.parts import (
+    PAGE,
+    RESULT,
+    asked_with,
+    device_here,
+    place_of_genrm,
+    result_bytes,
+    write_result_folder,
+)
 from yatt.config.load import load_command, load_over
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import EXIT_BELOW, EXIT_FAILED, EXIT_FINISHED, ConfigError
@@ -61,7 +69,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
     with ended_by_signals(), private_folder(settings.config) as folder:
         rows = RowFiles(files, settings.config.data, folder / "rows")
         given = given_again(recorded, rows, files)
-        index = [each.name for each in new.genrms].index(genrm.name)
+        index = place_of_genrm(new, genrm)
         samples = judged_samples(settings, given, folder, device, shown, index)
         rows.close()
     shown.clear()
