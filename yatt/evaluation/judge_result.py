@@ -27,7 +27,7 @@ from yatt.judging.quality import (
     text_figures,
     text_reliability,
 )
-from yatt.printable import all_digits
+from yatt.printable import all_digits, printable
 
 MOST_ERRORS, MOST_CELLS = 10, 36
 ENOUGH_PAIRS = 100
@@ -137,7 +137,7 @@ def judge_result(
     examples = [_example(each, one) for each, one in zip(asked, said, strict=True) if each.first]
     return JudgeResult(
         judge=genrm.name,
-        data=data,
+        data=tuple(map(printable, data)),
         form=labelled.form,
         settings=dict(settings),
         rows=len(labelled.rows),

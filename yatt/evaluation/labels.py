@@ -17,7 +17,7 @@ from yatt.adapters.inputs.data_rows import ASSISTANT, data_row, raw_rows
 from yatt.config.schema import DataSection, GenRMSection
 from yatt.core.figures.evaluation import GIVEN, GivenTexts
 from yatt.errors import ConfigError
-from yatt.printable import all_digits, value_in_words
+from yatt.printable import all_digits, printable, value_in_words
 
 LABEL, CHOSEN, PROMPT = "label", "chosen", "yatt_prompt"
 Form = Literal["texts", "pairs"]
@@ -55,11 +55,14 @@ class LabelledRows:
     values: tuple[float, ...] = ()
 
 
-def read_labelled(files: Sequence[str], data: DataSection, genrm: GenRMSection) -> LabelledRows:
+def read_labelled(
+    files: Sequence[str], data: DataSection, genrm: GenRMSection, names: Sequence[str] = ()
+) -> LabelledRows:
     """Reads labelled rows.
 
     Args:
         data: of the run file; its columns and pictures.
+        names: of the files, for messages, if they were made of others.
 
     Raises:
         ConfigError: there are none, one has another form, or this GenRM's verdicts cannot be compared with
@@ -68,14 +71,15 @@ def read_labelled(files: Sequence[str], data: DataSection, genrm: GenRMSection) 
     """
     rows = list[LabelledRow]()
     form: Form | None = None
-    for file in files:
-        for raw, place in raw_rows(Path(file)):
+    for file, name in zip(files, names or files, strict=True):
+        for raw, made_place in raw_rows(Path(file)):
             form = form or ("pairs" if CHOSEN in raw else "texts")
+            place = printable(f"{name}{made_place.removeprefix(file)}")
             rows.append(_labelled(raw, place, form, data, genrm))
     if form is None:
         raise ConfigError(
-            f"{', '.join(files)}: no rows. Write rows with prompt, completion and label, or with prompt, "
-            "chosen and rejected."
+            f"{', '.join(names or files)}: no rows. Write rows with prompt, completion and label, "
+            "or with prompt, chosen and rejected."
         )
     if form == "texts" and genrm.judging.by in ("pairwise", "listwise"):
         raise ConfigError(

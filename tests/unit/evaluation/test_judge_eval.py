@@ -3,6 +3,7 @@ the ordinary scorer has got from judges with a known fault."""
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.tiny_models import make_scripted_model
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better
 from yatt.adapters.inputs.dataset import Row, read_data_rows
 from yatt.cli.judging.measuring import measured_notes, quality_page
+from yatt.cli.judging.parts import result_bytes
 from yatt.config.check import broken_relations
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
@@ -185,6 +187,26 @@ def test_every_row_is_written_twice_under_other_numbers(tmp_path: Path) -> None:
     assert [row.raw[GIVEN]["number"] for row in found] == [0, 1, 2, 3]
     assert [row.prompt for row in found] == ["p0", "p1", "p0", "p1"]
     assert found[3].raw[GIVEN]["texts"] == ["b", "c"] and found[3].raw["q"] == 3
+
+
+def test_half_characters_in_other_columns_are_written(tmp_path: Path) -> None:
+    rows = labelled(tmp_path, "judge", [{"q": "\ud800 ä", "prompt": "ä", "completion": "ö", "label": 1}])
+    write_given(tmp_path / "given.jsonl", asked_twice(rows))
+    data = of_given(run_file(tmp_path).data, tmp_path / "given.jsonl")
+    (row, _), *_ = read_data_rows(data.val_files, data)
+    assert row.raw["q"] == "\ud800 ä" and row.raw[GIVEN]["texts"] == ["ö"] and row.prompt == "ä"
+
+
+def test_places_are_those_that_the_user_wrote(tmp_path: Path) -> None:
+    file, config = file_of(tmp_path, [{"prompt": "a", "completion": "b", "label": 1}] * 2), run_file(tmp_path)
+    name = os.fsdecode(b"hf:\xff:test")
+    found = read_labelled([file], config.data, config.genrms[0], [name])
+    assert [each.place for each in found.rows] == ["hf:\\udcff:test: row 1", "hf:\\udcff:test: row 2"]
+    result = judge_result(found, [], config.genrms[0], (name,), {})
+    assert json.loads(result_bytes(result))["data"] == ["hf:\\udcff:test"] == [*result.data]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(ConfigError, match=r"^hf:.*: row 1 has no column 'label'"):
+        read_labelled([file], config.data, config.genrms[0], [name])
 
 
 # ---- answers of the ordinary scorer -------------------------------------------------------------

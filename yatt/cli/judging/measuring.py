@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from yatt.cli.commands.evaluating import Shower, check_out
 from yatt.cli.judging.parts import (
     PAGE,
@@ -17,6 +15,7 @@ from yatt.cli.judging.parts import (
     device_here,
     place_of_genrm,
     result_bytes,
+    result_line,
     write_result_folder,
 )
 from yatt.config.schema import RunConfig
@@ -31,7 +30,7 @@ from yatt.evaluation.judge_result import (
     quality_table,
 )
 from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, judged_samples, named_judge
-from yatt.evaluation.labels import LabelledRows, asked_twice, read_labelled
+from yatt.evaluation.labels import asked_twice, read_labelled
 from yatt.launch.resolve.data_files import made_folder, with_made_data
 from yatt.obs.page.page_file import render_page
 from yatt.printable import all_digits, printable
@@ -63,7 +62,9 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     shown = Shower(is_quiet=arguments.json)
     with ended_by_signals(), private_folder(settings.config) as folder:
         config = with_made_data(settings.config, folder / "made", [made_folder(base.run.dir)])
-        labelled = _first_rows(read_labelled(config.data.val_files, config.data, genrm), arguments.limit)
+        names = settings.config.data.val_files  # as the user knows them: made files are gone at the end
+        labelled = read_labelled(config.data.val_files, config.data, genrm, names)
+        labelled = replace(labelled, rows=labelled.rows[: arguments.limit or None])
         settings = replace(settings, config=config)
         index = place_of_genrm(base, genrm)
         samples = judged_samples(settings, asked_twice(labelled), folder, device, shown, index)
@@ -81,10 +82,6 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     return EXIT_BELOW if least is not None and main.value < least else EXIT_FINISHED
 
 
-def _first_rows(labelled: LabelledRows, limit: int) -> LabelledRows:
-    return replace(labelled, rows=labelled.rows[: limit or None])
-
-
 def out_folder(arguments: argparse.Namespace, name: str) -> Path:
     """Returns the new folder of the result.
 
@@ -98,7 +95,7 @@ def out_folder(arguments: argparse.Namespace, name: str) -> Path:
 
 def _show_measured(arguments: argparse.Namespace, result: JudgeResult, base: RunConfig) -> None:
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        sys.stdout.write(result_line(result) + "\n")
     else:
         said = ", ".join(f"{name}={value}" for name, value in result.settings.items() if name != "model")
         sys.stdout.write(printable(f"{result.judge}: {result.rows} {result.form}, {said}") + "\n\n")

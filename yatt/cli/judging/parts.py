@@ -79,4 +79,18 @@ def write_result_folder(out: Path, files: Mapping[str, bytes]) -> None:
 
 def result_bytes(record: msgspec.Struct) -> bytes:
     """Returns a record as a JSON file."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return msgspec.json.format(result_line(record).encode(), indent=1) + b"\n"
+
+
+def result_line(record: msgspec.Struct) -> str:
+    """Returns a record as one line of JSON. A text may have half characters, as names of files that are not
+    UTF-8 do, which JSON has not: they are written as Python escapes."""
+    return msgspec.json.encode(_whole_texts(msgspec.to_builtins(record))).decode()
+
+
+def _whole_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_whole_texts(key): _whole_texts(each) for key, each in value.items()}
+    return [_whole_texts(each) for each in value] if isinstance(value, list | tuple) else value

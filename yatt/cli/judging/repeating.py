@@ -1,17 +1,15 @@
 """`yatt judge again`: a second opinion on what a run has recorded."""
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
 
-import msgspec
-
 from yatt.adapters.files.files import make_within
 from yatt.adapters.inputs.dataset import RowFiles
 from yatt.adapters.run_folder.run_config import load_run
-from yatt.checkpoint.convert.hf_folder import check_target
-from yatt.cli.commands.evaluating import Shower
+from yatt.cli.commands.evaluating import Shower, check_out
 from yatt.cli.judging.parts import (
     PAGE,
     RESULT,
@@ -19,6 +17,7 @@ from yatt.cli.judging.parts import (
     device_here,
     place_of_genrm,
     result_bytes,
+    result_line,
     write_result_folder,
 )
 from yatt.config.load import load_command, load_over
@@ -42,6 +41,8 @@ from yatt.paths import RunPaths
 from yatt.printable import printable
 
 FOLDER = "again"
+MOST_NAME_BYTES = 200
+"""A temporary name beside it is longer, and most filesystems have 255."""
 
 
 def judge_again(arguments: argparse.Namespace) -> int:
@@ -60,8 +61,9 @@ def judge_again(arguments: argparse.Namespace) -> int:
     then = Opinion(name=judge_of_run(own, arguments.judge), config=own)
     new = _new_config(paths, own, arguments)
     genrm = _asked_now(new, then.name)
-    out = _target(paths, arguments.name or genrm.name)
+    check_repeatable(own, genrm)
     recorded = recorded_groups(paths, first, last)
+    out = target_again(paths, arguments.name or genrm.name)
     device, gpus = device_here(new, arguments.device)
     settings = settings_again(new, genrm, recorded, arguments.device, gpus)
     shown = Shower(is_quiet=arguments.json)
@@ -76,7 +78,6 @@ def judge_again(arguments: argparse.Namespace) -> int:
     told = asked_with(genrm, settings.config)
     result = again_result(recorded, samples, then, Opinion(name=genrm.name, config=new), paths.root, told)
     _show(arguments, result)
-    make_within(paths.root, out.parent)
     write_result_folder(
         out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
     )
@@ -116,6 +117,8 @@ def iteration_range(text: str) -> tuple[int, int]:
     if match is None:
         raise ConfigError(f"--iterations {text}: write A..B, A.. or one iteration.")
     first = int(match[1])
+    if not first:
+        raise ConfigError(f"--iterations {text}: the first iteration is 1.")
     last = int(match[2]) if match[2] else 0 if ".." in text else first
     if last and last < first:
         raise ConfigError(f"--iterations {text}: write the smaller number first.")
@@ -154,21 +157,44 @@ def _asked_now(new: RunConfig, name: str) -> GenRMSection:
     return named_judge(new, names[0] if len(names) == 1 else name)
 
 
-def _target(paths: RunPaths, name: str) -> Path:
+def check_repeatable(own: RunConfig, genrm: GenRMSection) -> None:
+    """Refuses a GenRM that was shown turns of an environment, which rows of completions do not have.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    is_shown = genrm.path or (genrm.kind == "scalar" and genrm.chat)
+    if own.environment.path and is_shown:
+        what = "is a function" if genrm.path else "is shown conversations (chat: true)"
+        raise ConfigError(
+            f"genrms[{genrm.name}] {what}, and the run has an environment, whose turns it was given; they "
+            "cannot be given again. Name another GenRM."
+        )
+
+
+def target_again(paths: RunPaths, name: str) -> Path:
+    """Returns the new folder of the result, and makes the one that it is to be in.
+
+    Raises:
+        ConfigError: the name is impossible or taken, or nothing can be written there.
+    """
     if "/" in name or name.startswith(".") or not name.isprintable():
         raise ConfigError(f"--name {name}: write a name without / that does not begin with a dot.")
+    if len(os.fsencode(name)) > MOST_NAME_BYTES:
+        raise ConfigError(f"--name {name}: write a name of at most {MOST_NAME_BYTES} bytes.")
     out = paths.root / FOLDER / name
-    if out.parent.exists():
-        try:
-            check_target(out)
-        except ConfigError as error:
-            raise ConfigError(f"{out} exists already; write --name, or remove it.") from error
+    if out.parent.is_symlink():
+        raise ConfigError(f"{out.parent} is a link; remove it: results are written into the run folder.")
+    make_within(paths.root, out.parent)
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already; write --name, or remove it.")
+    check_out(out, f"{out}: nothing can be written in {out.parent}", "make it writable")
     return out
 
 
 def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        sys.stdout.write(result_line(result) + "\n")
     else:
         first, last = result.iterations
         head = f"{result.by} instead of {result.judge}" if result.by != result.judge else result.judge
