@@ -31,6 +31,7 @@ LARGE_VALUES = """
     checkpoint.commit.manifest_format.Manifest control.components.Components control.node.Node
     control.rollouts.groups.groups.SampleState core.phases.phase_types.Program
     core.phases.phase_types.RunState engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
+    core.figures.evaluation.JudgedAnswer
     evaluation.judge_result.JudgeResult
     launch.diagnose.probe.NodeFacts models.rows.LayerNames models.shape.Shape
     uploader.local_files.LocalSave

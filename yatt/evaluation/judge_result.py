@@ -30,6 +30,7 @@ from yatt.judging.quality import (
 from yatt.printable import all_digits, printable
 
 MOST_ERRORS, MOST_CELLS = 10, 36
+CUT = " ... (cut)"
 ENOUGH_PAIRS = 100
 """Of fewer pairs a preference for a place may not be seen."""
 
@@ -47,13 +48,15 @@ MEANINGS = {
     "confidence": "probability of the likeliest word",
     "unreadable": "answers without a verdict",
     "cut": "answers that were cut at max_tokens",
+    "thought_cut": "thoughts that were cut at think.budget",
     "tokens": "written for each verdict",
 }
 """Figures in the order in which they are shown."""
 
 
 class JudgedExample(msgspec.Struct, frozen=True, kw_only=True):
-    """One row, as a person is shown it. `said`: score, or share that the preferred one has won."""
+    """One row, as a person is shown it. `said`: score, or share that the preferred one has won. `thoughts`:
+    one before each answer; empty: it does not think."""
 
     place: str
     prompt: str
@@ -61,6 +64,7 @@ class JudgedExample(msgspec.Struct, frozen=True, kw_only=True):
     label: float
     said: float | None
     answers: tuple[str, ...]
+    thoughts: tuple[str, ...] = ()
 
 
 class ConfusionCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +137,7 @@ def judge_result(
     said: Sequence[LabelledText | LabelledPair] = [*texts, *pairs]
     found = pair_figures(pairs) if is_paired else text_figures(texts, labelled.values)
     answers = list(_answers(asked))
-    found |= answer_figures([_once(prompt, each) for prompt, each in answers])
+    found |= answer_figures([_once(prompt, each, genrm) for prompt, each in answers])
     examples = [_example(each, one) for each, one in zip(asked, said, strict=True) if each.first]
     return JudgeResult(
         judge=genrm.name,
@@ -229,13 +233,15 @@ def _answers(asked: Sequence[_Asked]) -> Iterator[tuple[int, JudgedAnswer]]:
             yield from ((each.prompt, answer) for answer in sample.judged)
 
 
-def _once(prompt: int, answer: JudgedAnswer) -> AskedOnce:
+def _once(prompt: int, answer: JudgedAnswer, genrm: GenRMSection) -> AskedOnce:
+    is_unasked = answer.is_thought_cut and genrm.think.on_cut == "unreadable"
     return AskedOnce(
         prompt=prompt,
         is_readable=answer.is_readable,
-        is_cut=answer.finish_reason == TRUNCATED,
+        is_cut=answer.finish_reason == TRUNCATED and not is_unasked,
         num_tokens=answer.num_tokens or None,
         confidence=answer.measures.get("confidence"),
+        is_thought_cut=answer.is_thought_cut if genrm.think.budget else None,
     )
 
 
@@ -267,7 +273,12 @@ def _example(asked: _Asked, said: LabelledText | LabelledPair) -> JudgedExample:
         label=asked.row.label,
         said=_said_of(said),
         answers=tuple(each.answer for each in sample.judged) or tuple(sample.verdicts.values()),
+        thoughts=tuple(map(_thought, sample.judged)) if any(each.thought for each in sample.judged) else (),
     )
+
+
+def _thought(answer: JudgedAnswer) -> str:
+    return f"{answer.thought}{CUT if answer.is_thought_cut else ''}"
 
 
 def _errors(labelled: LabelledRows, examples: Sequence[JudgedExample]) -> list[JudgedExample]:

@@ -85,6 +85,7 @@ class AskedOnce:
         prompt: number of the prompt that it is about.
         num_tokens: that it has written; None: the service does not tell.
         confidence: of a soft verdict.
+        is_thought_cut: whether its thought was cut; None: it does not think.
     """
 
     prompt: int
@@ -92,6 +93,7 @@ class AskedOnce:
     is_cut: bool
     num_tokens: int | None = None
     confidence: float | None = None
+    is_thought_cut: bool | None = None
 
 
 def side_of(share: float) -> int:
@@ -265,12 +267,15 @@ def _partial(sums: Sequence[float]) -> float | None:
 
 def answer_figures(answers: Sequence[AskedOnce]) -> dict[str, Figure]:
     """Returns the figures of all answers: `unreadable` and `cut`, shares of them; `confidence`, the mean of
-    soft verdicts; `tokens`, written for each readable verdict."""
+    soft verdicts; `thought_cut`, share of the thoughts; `tokens`, written for each readable
+    verdict."""
     sure = [(each.prompt, each.confidence) for each in answers if each.confidence is not None]
+    thoughts = [(each.prompt, each.is_thought_cut) for each in answers if each.is_thought_cut is not None]
     counted = [(each, each.num_tokens) for each in answers if each.num_tokens is not None]
     measures = {
         "unreadable": mean_measure([(each.prompt, not each.is_readable) for each in answers]),
         "cut": mean_measure([(each.prompt, each.is_cut) for each in answers]),
+        "thought_cut": mean_measure(thoughts),
         "confidence": mean_measure(sure),
         "tokens": SummedFigure(
             [(each.prompt, (float(size), float(each.is_readable))) for each, size in counted], ratio_of_sums

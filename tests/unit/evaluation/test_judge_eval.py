@@ -15,6 +15,7 @@ import yaml
 
 from tests.tiny_models import make_scripted_model
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better
+from tests.unit.control.test_thinking_judges import SINGLE, THINK, ThinkingBench
 from yatt.adapters.inputs.dataset import Row, read_data_rows
 from yatt.cli.judging.measuring import measured_notes, quality_page
 from yatt.cli.judging.parts import result_bytes
@@ -24,7 +25,7 @@ from yatt.config.schema import RunConfig
 from yatt.control.rollouts.evaluator import EvaluatedGroup
 from yatt.control.rollouts.groups.groups import new_group
 from yatt.control.rollouts.scoring.subject import Judged, Subject
-from yatt.core.figures.evaluation import GIVEN, EvaluatedSample
+from yatt.core.figures.evaluation import GIVEN, EvaluatedSample, JudgedAnswer
 from yatt.core.gpus.placement import placement_of
 from yatt.errors import ConfigError
 from yatt.evaluation.judge_result import JudgeResult, judge_result, order_advice, quality_table
@@ -212,6 +213,23 @@ def test_places_are_those_that_the_user_wrote(tmp_path: Path) -> None:
 # ---- answers of the ordinary scorer -------------------------------------------------------------
 
 
+def test_a_verdict_has_a_time_only_if_answers_have(tmp_path: Path) -> None:
+    rows = labelled(tmp_path, "judge", [{"prompt": "p", "completion": "x", "label": 1}])
+    answer = JudgedAnswer(
+        about=(0,), prompt="", answer="YES", finish_reason="stop", tries=1, score=1.0, ranking=(),
+        measures={}, num_tokens=0, span_s=(0.0, 0.0),
+    )  # fmt: skip
+    timed = msgspec.structs.replace(answer, span_s=(5.0, 7.0))
+    sample = EvaluatedSample(
+        prompt_number=0, sample_number=0, data_source="", prompt="", ground_truth="", completion="x",
+        finish_reason="stop", num_tokens=0, scores={}, no_score={}, extras={}, verdicts={}, judged=(answer,),
+    )  # fmt: skip
+    genrm = run_file(tmp_path).genrms[0]
+    assert judge_result(rows, [sample], genrm, ("d",), {}).seconds_a_verdict is None
+    both = msgspec.structs.replace(sample, judged=(answer, timed))
+    assert judge_result(rows, [both], genrm, ("d",), {}).seconds_a_verdict == 1.0, "of two verdicts"
+
+
 def judged_by(folder: Path, says: Callable[[str], str], rows: LabelledRows, **genrm: Any) -> JudgeResult:
     """What is found if a real way of judging asks this judge about the rows, and asks again."""
     make_scripted_model(folder / "policy")  # quicker than one with weights
@@ -270,6 +288,29 @@ def test_a_judge_of_pairs_is_asked_in_both_orders_and_its_faults_are_seen(tmp_pa
     assert " -  " in quality_table(found.figures)[1], "no interval"
     (cell,) = first.confusion
     assert (cell.label, cell.verdict, cell.rows) == ("chosen", "rejected", 4), "a tie is no agreement"
+
+
+@pytest.mark.parametrize("on_cut", ["ask", "unreadable"])
+def test_thoughts_are_shown_with_their_answers_and_the_cut_ones_counted(tmp_path: Path, on_cut: str) -> None:
+    rows = labelled(tmp_path, "judge", [
+        {"prompt": "p", "completion": text, "label": 0} for text in ("<b>good", "bad")
+    ])  # fmt: skip
+    make_scripted_model(tmp_path / "policy")
+
+    def thinks(text: str) -> str:
+        return "so many words that it is cut" if "bad" in text else "<b>hm"
+
+    section = {**SINGLE, "retries": 0, "think": {**THINK, "on_cut": on_cut}}
+    bench = ThinkingBench(tmp_path / "j", thinks, lambda _: "Y", **section)
+    found = judge_result(rows, asyncio.run(samples_of(bench, rows)), bench.config.genrms[0], ("d",), {})
+    values = {name: each.value for name, each in found.figures.items()}
+    assert values["thought_cut"] == 0.5 and values["cut"] == 0.0
+    assert values["unreadable"] == (0.5 if on_cut == "unreadable" else 0.0)
+    thoughts = {each.texts[0]: each.thoughts for each in found.errors}
+    assert thoughts["<b>good"] == ("<b>hm",)
+    page = quality_page(found).decode()
+    assert "&lt;b&gt;hm" in page and "<b>hm" not in page
+    assert on_cut == "unreadable" or ("... (cut)" in thoughts["bad"][0] and "... (cut)" in page)
 
 
 @pytest.mark.parametrize(("orders", "says"), [("drawn", "judging.orders: both lets"), ("both", "")])

@@ -108,7 +108,7 @@ def test_a_judge_that_is_blind_to_length_has_none_whatever_labels_prefer(longer:
     draw = random.Random(2)
     items = [
         LabelledPair(
-            prompt=number,
+            prompt=number % 60,
             lengths=(9, 1) if draw.random() < longer else (1, 9),
             said=(float(draw.random() > 0.3),),
         )
@@ -226,14 +226,16 @@ def test_a_reliability_table_shows_who_is_too_sure() -> None:
 
 def test_answers_are_counted_by_how_they_end() -> None:
     asked = [
-        AskedOnce(prompt=0, is_readable=True, is_cut=False, num_tokens=4, confidence=0.8),
-        AskedOnce(prompt=0, is_readable=False, is_cut=True, num_tokens=8),
+        AskedOnce(
+            prompt=0, is_readable=True, is_cut=False, num_tokens=4, confidence=0.8, is_thought_cut=True
+        ),
+        AskedOnce(prompt=0, is_readable=False, is_cut=True, num_tokens=8, is_thought_cut=False),
         AskedOnce(prompt=1, is_readable=True, is_cut=False, num_tokens=6, confidence=0.6),
         AskedOnce(prompt=2, is_readable=False, is_cut=False),
     ]
     found = {name: each.value for name, each in answer_figures(asked).items()}
     assert found == {
-        "unreadable": 0.5, "cut": 0.25, "confidence": pytest.approx(0.7), "tokens": 9.0,
+        "unreadable": 0.5, "cut": 0.25, "thought_cut": 0.5, "confidence": pytest.approx(0.7), "tokens": 9.0,
     }  # fmt: skip
     assert answer_figures([]) == {}
 

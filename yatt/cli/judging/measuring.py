@@ -1,6 +1,7 @@
 """`yatt judge`: has a GenRM judge given completions, and says how good it is."""
 
 import argparse
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -147,5 +148,5 @@ def _shown(example: JudgedExample) -> dict[str, Any]:
         "texts": list(zip(names, example.texts, strict=True)),
         "label": all_digits(example.label),
         "said": "none" if example.said is None else f"{example.said:.3g}",
-        "answers": example.answers,
+        "answers": list(itertools.zip_longest(example.answers, example.thoughts, fillvalue="")),
     }
