@@ -29,7 +29,8 @@ SHARED_NAMES = {
 LARGE_VALUES = """
     adapters.processes.process.ChildStart adapters.processes.worker_arguments.WorkerArguments
     checkpoint.commit.manifest_format.Manifest control.components.Components control.node.Node
-    control.rollouts.groups.groups.SampleState control.rollouts.scoring.subject.Judged core.phases.phase_types.Program
+    control.rollouts.groups.groups.SampleState control.rollouts.scoring.subject.Judged
+    core.phases.phase_types.Program
     core.phases.phase_types.RunState engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
     core.figures.evaluation.JudgedAnswer
     evaluation.judge_result.JudgeResult

@@ -295,7 +295,7 @@ def test_thoughts_are_shown_with_their_answers_and_the_cut_ones_counted(tmp_path
     rows = labelled(tmp_path, "judge", [
         {"prompt": "p", "completion": text, "label": 0} for text in ("<b>good", "bad")
     ])  # fmt: skip
-    make_scripted_model(tmp_path / "policy")
+    make_scripted_model(tmp_path / "j/policy")  # quicker than one with weights
 
     def thinks(text: str) -> str:
         return "so many words that it is cut" if "bad" in text else "<b>hm"
