@@ -14,6 +14,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def all_digits(value: float) -> str:
+    """Returns a number with all its digits, whole ones without a point."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
 class _Short(reprlib.Repr):
     """Strings are cut, bytes are counted, and of other things the first few are shown."""
 

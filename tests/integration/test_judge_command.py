@@ -19,8 +19,13 @@ PAIR = {
     "judging": {"by": "pairwise"}, "template": "{prompt} 1:{completion_a}; 2:{completion_b}; best:",
     "verdict": {"pattern": "([12])", "scores": {"1": 1.0, "2": 0.0}},
 }  # fmt: skip
+SURE = ", as everybody can see and will say"
 ROWS = [
-    {"prompt": f"{i} plus {i % 7} is", "chosen": f"{i + i % 7}", "rejected": "<b>no</b>" * (i % 3 + 1)}
+    {
+        "prompt": f"{i} plus {i % 7} is",
+        "chosen": f"{i + i % 7}{SURE if i % 4 == 0 else ''}",
+        "rejected": "<b>no</b>" * (i % 3 + 1),
+    }
     for i in range(12)
 ]
 
@@ -63,7 +68,7 @@ def test_a_service_that_likes_length_is_told_by_its_figures_and_by_the_exit_code
     result = json.loads((run.folder / "out/result.json").read_text())
     assert json.loads(printed.splitlines()[0]) == result
     figures = {name: each["value"] for name, each in result["figures"].items()}
-    assert figures["agreement"] == 0.0 and figures["consistency"] == 1.0 and figures["length"] == 1.0
+    assert figures["agreement"] == 0.25 and figures["consistency"] == 1.0 and figures["length"] == 0.5
     assert (figures["place"], figures["flips"], figures["unreadable"]) == (0.0, 0.0, 0.0)
     assert len(service.got) == 4 * len(ROWS), "both orders, and once more"
     asked = [body["messages"][0]["content"] for _, body, _ in service.got]

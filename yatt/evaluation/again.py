@@ -20,13 +20,16 @@ from yatt.errors import ConfigError, WorkerFailed
 from yatt.evaluation.labels import GivenRow
 from yatt.judging.again import AskedAgain, again_figures
 from yatt.judging.bootstrap import Figure
-from yatt.obs.rollouts import iterations_of, whole_samples
+from yatt.obs.rollouts import iterations_of, read_iteration, whole_samples
 from yatt.obs.samples import COMPLETION, spoken_turns
 from yatt.paths import RunPaths
+from yatt.printable import printable
 
 CHILD = "yatt.evaluation.given_advantages"
 LIMIT_S = 600.0
 MOST_CHANGES = 10
+COUNTS = ("index", "row", "sample", "num_tokens", "num_response_tokens")
+"""Fields of a recorded sample that are whole numbers."""
 
 AGAIN_MEANINGS = {
     "changed": "scores that differ",
@@ -121,25 +124,10 @@ def recorded_groups(paths: RunPaths, first: int, last: int) -> RecordedGroups:
     Raises:
         ConfigError: nothing is recorded of them.
     """
-    known = list(iterations_of(paths.rollouts))
-    wanted = [each for each in known if first <= each and (not last or each <= last)]
-    if not wanted:
-        told = f"iterations {known[0]} to {known[-1]} are" if known else "no rollouts are"
-        raise ConfigError(
-            f"{paths.root}: {told} recorded, so there is nothing to ask about. Write logging.rollouts: all "
-            "(`yatt resume RUN logging.rollouts=all`): later iterations are recorded whole."
-        )
-    groups, left_out = list[RecordedGroup](), 0
+    wanted, groups, left_out = _wanted(paths, first, last), list[RecordedGroup](), 0
     for iteration in wanted:
-        found: dict[int, list[Record]] = {}
-        for sample in whole_samples(paths, iteration):
-            found.setdefault(int(sample["group"]), []).append(sample)
-        for number, samples in sorted(found.items()):
-            ordered = sorted(samples, key=lambda each: int(each["index"]))
-            if _is_whole(ordered):
-                groups.append(RecordedGroup(iteration, number, tuple(ordered)))
-            else:
-                left_out += len(ordered)
+        whole, others = _of_iteration(paths, iteration)
+        groups, left_out = groups + whole, left_out + others
     if not groups:
         raise ConfigError(
             f"{paths.root}: no prompt group of iterations {wanted[0]} to {wanted[-1]} is whole."
@@ -147,11 +135,58 @@ def recorded_groups(paths: RunPaths, first: int, last: int) -> RecordedGroups:
     return RecordedGroups(tuple(groups), left_out)
 
 
-def _is_whole(samples: Sequence[Record]) -> bool:
-    is_numbered = [each["index"] for each in samples] == list(range(len(samples)))
-    return is_numbered and all(
-        each.get("finish_reason") and isinstance(each.get("row"), int) and isinstance(each["completion"], str)
-        for each in samples
+def _wanted(paths: RunPaths, first: int, last: int) -> list[int]:
+    known = list(iterations_of(paths.rollouts))
+    if not known:
+        raise ConfigError(
+            f"{paths.root}: no rollouts are recorded, so there is nothing to ask about. Write "
+            "logging.rollouts: all (`yatt resume RUN logging.rollouts=all`): later iterations are recorded "
+            "whole."
+        )
+    wanted = [each for each in known if first <= each and (not last or each <= last)]
+    if not wanted:
+        raise ConfigError(
+            f"--iterations {first}..{last or ''}: nothing is recorded of these; {len(known)} iterations from "
+            f"{known[0]} to {known[-1]} are: write --iterations {known[0]}..{known[-1]}."
+        )
+    return wanted
+
+
+def _of_iteration(paths: RunPaths, iteration: int) -> tuple[list[RecordedGroup], int]:
+    """Returns the whole groups of an iteration, and the number of the other samples and unreadable lines."""
+    found: dict[int, list[Record]] = {}
+    left_out = _unreadable(paths, iteration)
+    for sample in whole_samples(paths, iteration):
+        if type(sample.get("group")) is int:
+            found.setdefault(sample["group"], []).append(sample)
+        else:
+            left_out += 1
+    groups, size = list[RecordedGroup](), max(map(len, found.values()), default=0)
+    for number, samples in sorted(found.items()):
+        is_sound = all(map(_is_sound, samples))
+        ordered = sorted(samples, key=lambda each: int(each["index"])) if is_sound else []
+        if ordered and [each["index"] for each in ordered] == list(range(size)):
+            groups.append(RecordedGroup(iteration, number, tuple(ordered)))
+        else:
+            left_out += len(samples)
+    return groups, left_out
+
+
+def _unreadable(paths: RunPaths, iteration: int) -> int:
+    """Lines that cannot be read, or are no samples."""
+    found = read_iteration(paths, iteration, -1)
+    return found.num_unreadable if found is not None else 0
+
+
+def _is_sound(sample: Record) -> bool:
+    """Whether a recorded sample has all that is asked about and compared: a file may be damaged."""
+    counts = [sample.get(key) for key in COUNTS]
+    texts = [sample.get(key) for key in ("prompt", "completion", "finish_reason")]
+    return (
+        all(type(each) is int and each >= 0 for each in counts)
+        and all(isinstance(each, str) for each in texts)
+        and bool(texts[-1])
+        and isinstance(sample.get("unmeasured") or {}, dict)
     )
 
 
@@ -245,7 +280,7 @@ def again_result(
     figures = again_figures(items, EQUAL_REWARDS)
     changed = sorted(zip(items, told, found, strict=True), key=lambda one: -abs(one[0].change))
     return AgainResult(
-        run=str(run),
+        run=printable(str(run)),
         judge=then.name,
         by=now.name,
         settings=dict(settings),
@@ -316,7 +351,7 @@ def with_advantages(
             for each in places.values()
         ],
     )
-    found = _advantages(order)
+    found = computed_advantages(order)
     pairs = zip(found[: len(ordered)], found[len(ordered) :], strict=True)
     both = dict(zip(ordered, pairs, strict=True))
     return [replace(each, advantages=both.get(place, (None, None))) for place, each in enumerate(items)]
@@ -327,16 +362,23 @@ def _batch(items: Sequence[AskedAgain], lengths: list[int], when: int) -> Advant
     return AdvantageBatch(rewards=rewards, groups=[each.group for each in items], lengths=lengths)
 
 
-def _advantages(order: AdvantageOrder) -> list[float]:
-    """Has a process with torch compute them."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", CHILD],
-        input=msgspec.json.encode(order),
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def computed_advantages(order: AdvantageOrder, limit_s: float = LIMIT_S) -> list[float]:
+    """Has a process with torch compute them.
+
+    Raises:
+        WorkerFailed: it has failed, or not ended in time.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", CHILD],
+            input=msgspec.json.encode(order),
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WorkerFailed(f"advantages could not be computed within {limit_s:g} s") from error
     if done.returncode:
         raise WorkerFailed(f"advantages could not be computed: {done.stderr.decode(errors='replace')[-800:]}")
     return msgspec.json.decode(done.stdout, type=list[float])

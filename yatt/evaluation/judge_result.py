@@ -1,5 +1,6 @@
 """What an evaluation of a GenRM has found: figures, a table of confusion, and the most certain errors."""
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,13 @@ from yatt.judging.quality import (
     text_figures,
     text_reliability,
 )
+from yatt.printable import all_digits, printable
 
 MOST_ERRORS, MOST_CELLS = 10, 36
+CUT = " ... (cut)"
+ENOUGH_PAIRS = 100
+"""Of fewer pairs a preference for a place may not be seen."""
+
 SIDES = {1: "chosen", 0: "tie", -1: "rejected"}
 
 MEANINGS = {
@@ -42,13 +48,15 @@ MEANINGS = {
     "confidence": "probability of the likeliest word",
     "unreadable": "answers without a verdict",
     "cut": "answers that were cut at max_tokens",
+    "thought_cut": "thoughts that were cut at think.budget",
     "tokens": "written for each verdict",
 }
 """Figures in the order in which they are shown."""
 
 
 class JudgedExample(msgspec.Struct, frozen=True, kw_only=True):
-    """One row, as a person is shown it. `said`: score, or share that the preferred one has won."""
+    """One row, as a person is shown it. `said`: score, or share that the preferred one has won. `thoughts`:
+    one before each answer; empty: it does not think."""
 
     place: str
     prompt: str
@@ -56,6 +64,7 @@ class JudgedExample(msgspec.Struct, frozen=True, kw_only=True):
     label: float
     said: float | None
     answers: tuple[str, ...]
+    thoughts: tuple[str, ...] = ()
 
 
 class ConfusionCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +137,11 @@ def judge_result(
     said: Sequence[LabelledText | LabelledPair] = [*texts, *pairs]
     found = pair_figures(pairs) if is_paired else text_figures(texts, labelled.values)
     answers = list(_answers(asked))
-    found |= answer_figures([_once(prompt, each) for prompt, each in answers])
+    found |= answer_figures([_once(prompt, each, genrm) for prompt, each in answers])
     examples = [_example(each, one) for each, one in zip(asked, said, strict=True) if each.first]
     return JudgeResult(
         judge=genrm.name,
-        data=data,
+        data=tuple(map(printable, data)),
         form=labelled.form,
         settings=dict(settings),
         rows=len(labelled.rows),
@@ -224,22 +233,25 @@ def _answers(asked: Sequence[_Asked]) -> Iterator[tuple[int, JudgedAnswer]]:
             yield from ((each.prompt, answer) for answer in sample.judged)
 
 
-def _once(prompt: int, answer: JudgedAnswer) -> AskedOnce:
+def _once(prompt: int, answer: JudgedAnswer, genrm: GenRMSection) -> AskedOnce:
+    is_unasked = answer.is_thought_cut and genrm.think.on_cut == "unreadable"
     return AskedOnce(
         prompt=prompt,
         is_readable=answer.is_readable,
-        is_cut=answer.finish_reason == TRUNCATED,
+        is_cut=answer.finish_reason == TRUNCATED and not is_unasked,
         num_tokens=answer.num_tokens or None,
         confidence=answer.measures.get("confidence"),
+        is_thought_cut=answer.is_thought_cut if genrm.think.budget else None,
     )
 
 
 def _seconds(answers: Sequence[JudgedAnswer]) -> float | None:
     """Seconds a readable verdict, from the first question to the last answer; on one machine."""
-    readable = sum(each.is_readable for each in answers)
-    if not readable:
+    readable, spans = sum(each.is_readable for each in answers), [each.span_s for each in answers]
+    known = [(begin, end) for begin, end in spans if end > 0]
+    if not readable or not known:
         return None
-    return (max(each.span_s[1] for each in answers) - min(each.span_s[0] for each in answers)) / readable
+    return (max(end for _, end in known) - min(begin for begin, _ in known)) / readable
 
 
 def _reason(asked: _Asked, name: str) -> str:
@@ -261,7 +273,12 @@ def _example(asked: _Asked, said: LabelledText | LabelledPair) -> JudgedExample:
         label=asked.row.label,
         said=_said_of(said),
         answers=tuple(each.answer for each in sample.judged) or tuple(sample.verdicts.values()),
+        thoughts=tuple(map(_thought, sample.judged)) if any(each.thought for each in sample.judged) else (),
     )
+
+
+def _thought(answer: JudgedAnswer) -> str:
+    return f"{answer.thought}{CUT if answer.is_thought_cut else ''}"
 
 
 def _errors(labelled: LabelledRows, examples: Sequence[JudgedExample]) -> list[JudgedExample]:
@@ -286,9 +303,7 @@ def _half_a_step(values: Sequence[float], span: float) -> float:
 
 def _rank(ordered: Sequence[float], value: float) -> float:
     """The mean place of a value among all, from 0 to 1."""
-    below = sum(each < value for each in ordered)
-    upto = sum(each <= value for each in ordered)
-    return (below + upto) / 2 / len(ordered)
+    return (bisect.bisect_left(ordered, value) + bisect.bisect_right(ordered, value)) / 2 / len(ordered)
 
 
 def _confusion(
@@ -314,8 +329,8 @@ def _cell(said: LabelledText | LabelledPair, values: Sequence[float]) -> tuple[s
     if isinstance(said, LabelledText):
         if not values:
             return None
-        verdict = "none" if said.said is None else f"{nearest_value(said.said, values):g}"
-        return f"{said.label:g}", verdict
+        verdict = "none" if said.said is None else all_digits(nearest_value(said.said, values))
+        return all_digits(said.label), verdict
     sides = ["none" if share is None else SIDES[side_of(share)] for share in said.said]
     return (sides[0], sides[-1]) if len(sides) > 1 else ("chosen", sides[0])
 
@@ -327,14 +342,21 @@ def quality_table(figures: Mapping[str, Figure], width: int = WIDTH) -> list[str
     """Returns the lines of a table of figures with their intervals."""
     rows = [["FIGURE", "VALUE", "95 % INTERVAL", "OF"]]
     for name, each in figures.items():
-        rows.append([name, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}", str(each.items)])
+        rows.append([name, f"{each.value:.3f}", interval_in_words(each), str(each.items)])
     return aligned_rows(rows, 1, width)
+
+
+def interval_in_words(figure: Figure) -> str:
+    """Returns the interval of a figure; '-': there is none."""
+    if figure.low is None or figure.high is None:
+        return "-"
+    return f"{figure.low:.3f} to {figure.high:.3f}"
 
 
 def order_advice(result: JudgeResult, genrm: GenRMSection) -> str:
     """Returns what the preference for a place says about the key `judging.orders`; empty: nothing."""
     place = result.figures.get("place")
-    if place is None:
+    if place is None or place.low is None or place.high is None or place.items < ENOUGH_PAIRS:
         return ""
     if place.low <= 0 <= place.high and genrm.judging.orders == "both":
         return "no preference for a place was seen: judging.orders: drawn asks half as much."

@@ -18,11 +18,13 @@ from yatt.adapters.processes.watched_trial import Stages, answer_watched, run_wa
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.judges import VerdictSection
 from yatt.errors import ConfigError
+from yatt.evaluation.labels import BINARY
 from yatt.judging.judging import judging_of
 from yatt.judging.protocol import JudgedGroup, Question, UnusableRow, shown_fields
 from yatt.judging.reading import parse_verdict
 from yatt.judging.template import render_template
 from yatt.judging.ways.pairwise import TIE
+from yatt.printable import all_digits
 
 WORD = "{word}"
 WAYS = ("pointwise", "pairwise")
@@ -30,12 +32,18 @@ WAYS = ("pointwise", "pairwise")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledGroup:
-    """Completions of a prompt with labels: what is better has a larger one. `number` gives the seed."""
+    """Completions of a prompt with labels: what is better has a larger one; None: there is none.
+
+    Attributes:
+        number: gives the seed.
+        place: where it is, for messages.
+    """
 
     row: Row
     number: int
     texts: tuple[str, ...]
-    labels: tuple[float, ...]
+    labels: tuple[float | None, ...]
+    place: str
 
 
 class TaughtRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +56,20 @@ class TaughtRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Skipped:
-    """Questions without a verdict that the label could say, by reason."""
+    """Questions without a verdict that the label could say, by reason; and samples of groups that are not
+    recorded whole."""
 
     ties: int = 0
     between: int = 0
+    unlabelled: int = 0
+    left_out: int = 0
 
 
-def check_taught(genrm: GenRMSection) -> None:
+def check_taught(genrm: GenRMSection, index: int) -> None:
     """Refuses a GenRM whose questions have no single verdict that a label says.
+
+    Args:
+        index: of the GenRM in the run file.
 
     Raises:
         ConfigError: it is one.
@@ -68,6 +82,38 @@ def check_taught(genrm: GenRMSection) -> None:
         )
     if genrm.sees != "none":
         raise ConfigError(f"genrms[{genrm.name}].sees: rows with pictures cannot be trained on yet.")
+    if genrm.think.budget:
+        raise ConfigError(
+            f"genrms[{genrm.name}] thinks before its verdict, and no label says what: rows would teach it to "
+            "write none. Name a run file in which this is 0.",
+            key=f"genrms[{index}].think.budget",
+        )
+    if genrm.judging.by == "pairwise" and genrm.judging.pairs == "ground_truth":
+        raise ConfigError(
+            f"genrms[{genrm.name}] compares each completion with the ground truth, for which there is no "
+            "label; write another value, such as all, in a copy of the run file, and name that.",
+            key=f"genrms[{index}].judging.pairs",
+        )
+
+
+def pair_labels(genrm: GenRMSection, index: int, place: str) -> tuple[float, float]:
+    """Returns the labels of a preferred completion and of the other one.
+
+    Raises:
+        ConfigError: the GenRM is asked about one completion at a time, and its verdicts are not two words:
+            that one is better says no number.
+    """
+    if genrm.judging.by == "pairwise":
+        return 1.0, 0.0
+    scores = sorted(set(genrm.verdict.scores.values()))
+    if len(scores) != len(BINARY):
+        has = f"has {len(scores)} scores" if scores else "is a number"
+        raise ConfigError(
+            f"{place}: genrms[{genrm.name}] is asked about one completion, and its verdict {has}: which one "
+            "chosen and rejected should get is not known. Write rows with completion and label.",
+            key=f"genrms[{index}].verdict.scores",
+        )
+    return scores[1], scores[0]
 
 
 def taught_rows(
@@ -83,6 +129,7 @@ def taught_rows(
         ConfigError: a data row has no use for this GenRM.
     """
     way, words = judging_of(genrm), _words(genrm.verdict)
+    is_pair = genrm.judging.by == "pairwise"
     for each in groups:
         group = JudgedGroup(
             prompt=prompt_text(each.row.prompt),
@@ -96,13 +143,17 @@ def taught_rows(
         try:
             questions = way.questions(group)
         except UnusableRow as error:
-            raise ConfigError(f"prompt {each.number}: {error}.") from error
+            raise ConfigError(f"{each.place}: {error}.") from error
         for question in questions:
-            value = _value(question, each.labels, is_pair=genrm.judging.by == "pairwise")
-            word = f"{value:.6g}" if not words else words.get(round(value, 9))
+            value = _value(question, each.labels, is_pair=is_pair)
+            if value is None:
+                skipped.unlabelled += 1
+                continue
+            word = words.get(round(value, 9)) if words else all_digits(value)
             if word is None:
-                skipped.ties += value == TIE
-                skipped.between += value != TIE
+                is_tie = is_pair and value == TIE
+                skipped.ties += is_tie
+                skipped.between += not is_tie
                 continue
             text = "".join(part for part, _ in render_template(genrm.template, shown_fields(group, question)))
             prompt: Any = [{"role": "user", "content": text}] if genrm.chat else text
@@ -117,11 +168,13 @@ def _words(verdict: VerdictSection) -> dict[float, str]:
     return found
 
 
-def _value(question: Question, labels: Sequence[float], *, is_pair: bool) -> float:
-    """The score that the verdict should have."""
+def _value(question: Question, labels: Sequence[float | None], *, is_pair: bool) -> float | None:
+    """The score that the verdict should have; None: a completion has no label."""
     if not is_pair:
         return labels[question.about[0]]
     first, second = (labels[place] for place in question.about)
+    if first is None or second is None:
+        return None
     return TIE if math.isclose(first, second) else float(first > second)
 
 
@@ -162,9 +215,9 @@ def _check(
         with stages.doing(f"{key}: reading {answer!r} by it", verdict.timeout_s):
             found = parse_verdict(answer, verdict)
         if found is None or not math.isclose(found, score, abs_tol=1e-6):
-            read = "no verdict" if found is None else f"{found:g}"
-            says = f"a run reads {read} in {answer!r}, not {score:g}; write --answer, such as '[[{WORD}]]'."
-            return [ConfigError(says, key=key)], []
+            read = "no verdict" if found is None else all_digits(found)
+            says = f"a run reads {read} in {answer!r}, not {all_digits(score)}"
+            return [ConfigError(f"{says}; write --answer, such as '[[{WORD}]]'.", key=key)], []
     return [], []
 
 

@@ -27,16 +27,16 @@ class JudgeOptions:
 
     Attributes:
         data: the data files; empty: the config's.
-        limit: rows that are used, the first ones; 0: all.
         seed: None: the run's.
         size: completions of a prompt at most.
+        media_store: where the data files' pictures are already; empty: none are.
     """
 
     data: tuple[str, ...] = ()
-    limit: int = 0
     seed: int | None = None
     device: Device = "auto"
     size: int = 2
+    media_store: str = ""
 
 
 def named_judge(config: RunConfig, name: str) -> GenRMSection:
@@ -106,7 +106,11 @@ def judge_settings(base: RunConfig, genrm: GenRMSection, options: JudgeOptions, 
         algorithm=AlgorithmSection(adv_estimator="reinforce_plus_plus"),
     )
     wanted = EvalOptions(data=options.data, n=options.size, seed=options.seed, device=options.device)
-    return evaluation_settings(lone, wanted, (), Path(base.model.path), gpus)
+    found = evaluation_settings(lone, wanted, (), Path(base.model.path), gpus)
+    if not options.media_store:
+        return found
+    data = replace(found.config.data, media_store=options.media_store)
+    return replace(found, config=replace(found.config, data=data))
 
 
 def judged_samples(

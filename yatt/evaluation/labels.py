@@ -5,7 +5,6 @@ or `prompt`, `chosen` and `rejected`.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,14 @@ from yatt.adapters.inputs.data_rows import ASSISTANT, data_row, raw_rows
 from yatt.config.schema import DataSection, GenRMSection
 from yatt.core.figures.evaluation import GIVEN, GivenTexts
 from yatt.errors import ConfigError
-from yatt.printable import value_in_words
+from yatt.printable import all_digits, printable, value_in_words
 
 LABEL, CHOSEN, PROMPT = "label", "chosen", "yatt_prompt"
 Form = Literal["texts", "pairs"]
 ENDED = "stop"
 
 BINARY = (0.0, 1.0)
+MOST_LABEL = 1e9
 TWO = 2
 
 
@@ -55,11 +55,14 @@ class LabelledRows:
     values: tuple[float, ...] = ()
 
 
-def read_labelled(files: Sequence[str], data: DataSection, genrm: GenRMSection) -> LabelledRows:
+def read_labelled(
+    files: Sequence[str], data: DataSection, genrm: GenRMSection, names: Sequence[str] = ()
+) -> LabelledRows:
     """Reads labelled rows.
 
     Args:
         data: of the run file; its columns and pictures.
+        names: of the files, for messages, if they were made of others.
 
     Raises:
         ConfigError: there are none, one has another form, or this GenRM's verdicts cannot be compared with
@@ -68,14 +71,15 @@ def read_labelled(files: Sequence[str], data: DataSection, genrm: GenRMSection) 
     """
     rows = list[LabelledRow]()
     form: Form | None = None
-    for file in files:
-        for raw, place in raw_rows(Path(file)):
+    for file, name in zip(files, names or files, strict=True):
+        for raw, made_place in raw_rows(Path(file)):
             form = form or ("pairs" if CHOSEN in raw else "texts")
+            place = printable(f"{name}{made_place.removeprefix(file)}")
             rows.append(_labelled(raw, place, form, data, genrm))
     if form is None:
         raise ConfigError(
-            f"{', '.join(files)}: no rows. Write rows with prompt, completion and label, or with prompt, "
-            "chosen and rejected."
+            f"{', '.join(names or files)}: no rows. Write rows with prompt, completion and label, "
+            "or with prompt, chosen and rejected."
         )
     if form == "texts" and genrm.judging.by in ("pairwise", "listwise"):
         raise ConfigError(
@@ -114,11 +118,11 @@ def _label_of(raw: dict[str, Any], place: str, genrm: GenRMSection) -> float:
     found, words = raw.get(LABEL), genrm.verdict.scores
     if isinstance(found, str) and found in words:
         return words[found]
-    if isinstance(found, int | float) and math.isfinite(found):
+    if isinstance(found, int | float) and abs(found) <= MOST_LABEL:
         return float(found)
     named = f", or one of the verdict's words {', '.join(words)}" if words else ""
     has = "no column" if found is None else f"{value_in_words(found)} in column"
-    raise ConfigError(f"{place} has {has} '{LABEL}'; write a number{named}.")
+    raise ConfigError(f"{place} has {has} '{LABEL}'; write a number from -1e9 to 1e9{named}.")
 
 
 def _values(rows: Sequence[LabelledRow], genrm: GenRMSection) -> tuple[float, ...]:
@@ -134,14 +138,14 @@ def _values(rows: Sequence[LabelledRow], genrm: GenRMSection) -> tuple[float, ..
         return known
     if len(labels) < TWO:
         raise ConfigError(
-            f"{rows[0].place}: all labels are {labels[0]:g}, which says nothing about what is better; add "
-            "rows with another one."
+            f"{rows[0].place}: all labels are {all_digits(labels[0])}, which says nothing about what is "
+            "better; add rows with another one."
         )
     if known and len(labels) == TWO and strange is not None:
         raise ConfigError(
-            f"{strange.place}: label {strange.label:g} is none that a verdict of genrms[{genrm.name}] can "
-            f"be: {', '.join(f'{value:g}' for value in known)}. Write these; or numbers of more than two "
-            "values, which are compared by their order."
+            f"{strange.place}: label {all_digits(strange.label)} is none that a verdict of "
+            f"genrms[{genrm.name}] can be: {', '.join(map(all_digits, known))}. Write these; or "
+            "numbers of more than two values, which are compared by their order."
         )
     return ()
 
@@ -184,7 +188,7 @@ def write_given(path: Path, rows: Iterator[GivenRow]) -> None:
     with path.open("x", encoding="utf-8") as file:
         for row in rows:
             columns = {**row.raw, PROMPT: row.prompt, GIVEN: msgspec.to_builtins(row.given)}
-            file.write(json.dumps(columns, ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(columns, default=str) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

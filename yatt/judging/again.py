@@ -4,7 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from yatt.judging.bootstrap import SAME, Figure, SummedFigure, Sums, figures_with_intervals, mean_measure
+from yatt.judging.bootstrap import (
+    SAME,
+    Figure,
+    SummedFigure,
+    Sums,
+    figures_with_intervals,
+    mean_measure,
+    scaled_values,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +72,7 @@ def again_figures(items: Sequence[AskedAgain], equal_rewards: float) -> dict[str
         "kendall": mean_measure(
             [(group, tau) for group, found in groups.items() if (tau := _kendall(found)) is not None]
         ),
-        "advantages": SummedFigure(
-            [(group, _moments(before, now)) for group, before, now in known], _correlation
-        ),
+        "advantages": SummedFigure(_advantage_terms(known), _correlation),
         "signs": mean_measure([(group, _sign(before) != _sign(now)) for group, before, now in known]),
     }
     for place, when in enumerate(("before", "now")):
@@ -102,6 +108,12 @@ def _kendall(found: Sequence[AskedAgain]) -> float | None:
             one, other = _sign(b - other_b), _sign(n - other_n)
             both, before, now = both + one * other, before + abs(one), now + abs(other)
     return both / math.sqrt(before * now) if before and now else None
+
+
+def _advantage_terms(known: Sequence[tuple[int, float, float]]) -> list[tuple[int, Sums]]:
+    before = scaled_values([then for _, then, _ in known])
+    now = scaled_values([value for *_, value in known])
+    return [(group, _moments(a, b)) for (group, *_), a, b in zip(known, before, now, strict=True)]
 
 
 def _moments(before: float, now: float) -> Sums:

@@ -18,16 +18,20 @@ import msgspec
 TIMES, SEED, MARGIN = 400, 0, 0.025
 """Draws, their seed, and what is cut off at both ends."""
 
-SAME = 1e-9
-"""Numbers that differ by less are equal."""
+FEWEST_PROMPTS = 20
+"""Of fewer prompts there is no interval: percentiles of their draws are too narrow, or of width 0."""
+
+SAME, ROUNDING = 1e-9, 1e-14
+"""Numbers that differ by less are equal; parts of the largest one that are errors of rounding."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure and its 95 % interval. `items`: of how many it is made."""
+    """A figure and its 95 % interval. `items`: of how many it is made; `low`, `high`: None: it is of fewer
+    than `FEWEST_PROMPTS` prompts."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     items: int
 
 
@@ -48,6 +52,24 @@ def ratio_of_sums(sums: Sequence[float]) -> float | None:
     return sums[0] / sums[1] if sums[1] else None
 
 
+def mean_of_ratios(sums: Sequence[float]) -> float | None:
+    """The mean of the first sum divided by the second one, and the third by the fourth; None if there is
+    not each of them."""
+    one, other = ratio_of_sums(sums[:2]), ratio_of_sums(sums[2:])
+    return None if one is None or other is None else (one + other) / 2
+
+
+def scaled_values(values: Sequence[float]) -> list[float]:
+    """Returns values less their mean, divided by the largest distance from it: squares of large ones would
+    lose all digits, or be infinite. Zeros where they do not differ."""
+    most = max(map(abs, values), default=0.0) or 1.0
+    parts = [value / most for value in values]
+    mean = math.fsum(parts) / len(parts) if parts else 0.0
+    far = [part - mean for part in parts]
+    span = max(map(abs, far), default=0.0)
+    return [each / span for each in far] if span * most > SAME and span > ROUNDING else [0.0] * len(far)
+
+
 def mean_measure(terms: Sequence[tuple[int, float]]) -> SummedFigure:
     """The mean of values, each with its prompt."""
     return SummedFigure([(prompt, (float(value), 1.0)) for prompt, value in terms], ratio_of_sums)
@@ -65,7 +87,7 @@ class _Draws:
         places = {prompt: place for place, prompt in enumerate(sorted(set(prompts)))}
         chance, size = random.Random(SEED), len(places)
         counts = []
-        for _ in range(TIMES if size > 1 else 0):
+        for _ in range(TIMES if size >= FEWEST_PROMPTS else 0):
             drawn = [0] * size
             for place in chance.choices(range(size), k=size):
                 drawn[place] += 1
@@ -88,14 +110,17 @@ def _with_interval(measure: SummedFigure, draws: _Draws) -> Figure | None:
             column[draws.prompts[prompt]] += term
     value = measure.figure([math.fsum(column) for column in columns])
     found = [measure.figure([sum(map(mul, drawn, column)) for column in columns]) for drawn in draws.counts]
-    return _interval(value, found, len(measure.terms))
+    is_enough = len({prompt for prompt, _ in measure.terms}) >= FEWEST_PROMPTS
+    return _interval(value, found if is_enough else [], len(measure.terms))
 
 
 def _interval(value: float | None, found: Sequence[float | None], items: int) -> Figure | None:
-    """Returns the figure; without draws, of a single prompt, the interval is not known and is the figure."""
+    """Returns the figure; without draws the interval is not known."""
     if value is None:
         return None
-    known = sorted(each for each in found if each is not None) or [value]
+    known = sorted(each for each in found if each is not None)
+    if not known:
+        return Figure(value=value, low=None, high=None, items=items)
     low, high = known[int(MARGIN * len(known))], known[math.ceil((1 - MARGIN) * len(known)) - 1]
     return Figure(value=value, low=low, high=high, items=items)
 

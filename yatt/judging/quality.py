@@ -18,8 +18,10 @@ from yatt.judging.bootstrap import (
     Sums,
     figures_with_intervals,
     mean_measure,
+    mean_of_ratios,
     order_figure,
     ratio_of_sums,
+    scaled_values,
 )
 from yatt.judging.ways.pairwise import TIE
 
@@ -83,6 +85,7 @@ class AskedOnce:
         prompt: number of the prompt that it is about.
         num_tokens: that it has written; None: the service does not tell.
         confidence: of a soft verdict.
+        is_thought_cut: whether its thought was cut; None: it does not think.
     """
 
     prompt: int
@@ -90,6 +93,7 @@ class AskedOnce:
     is_cut: bool
     num_tokens: int | None = None
     confidence: float | None = None
+    is_thought_cut: bool | None = None
 
 
 def side_of(share: float) -> int:
@@ -110,9 +114,11 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
 
     agreement: share in which the preferred one has won, a tie is half. consistency: share with the same
     winner when asked again. place: how much more often the place shown first wins, from -1 to 1. flips: share
-    in which the orders have different winners. length: how much more often the longer one wins than the
-    labels let it. brier: mean square of the share's distance from 1. too_sure: mean confidence (the winner's
-    share) less agreement, where verdicts are graded.
+    in which the orders have different winners. length: how much more often the longer one wins than is
+    labelled, the mean of pairs whose preferred one is longer and of those whose preferred one is shorter:
+    what is wrong by chance is wrong in both and cancels, whatever the labels prefer. brier: mean square of
+    the share's distance from 1. too_sure: mean confidence (the winner's share) less agreement, where verdicts
+    are graded.
     """
     known = [(each, each.share) for each in items]
     read = [(each, share) for each, share in known if share is not None]
@@ -127,7 +133,9 @@ def pair_figures(items: Sequence[LabelledPair]) -> dict[str, Figure]:
         ),
         "place": mean_measure([(prompt, first - swapped) for prompt, first, swapped in orders]),
         "flips": mean_measure([(prompt, side_of(a) != side_of(b)) for prompt, a, b in orders]),
-        "length": mean_measure([(each.prompt, _longer(each, share)) for each, share in uneven]),
+        "length": SummedFigure(
+            [(each.prompt, _longer(each, share)) for each, share in uneven], mean_of_ratios
+        ),
         "brier": mean_measure([(each.prompt, (share - 1) ** 2) for each, share in read]),
     }
     if any(said not in (0.0, TIE, 1.0) for each, _ in read for said in each.said):
@@ -140,9 +148,12 @@ def _pair_agreement(share: float) -> float:
     return (1 + side_of(share)) / 2
 
 
-def _longer(pair: LabelledPair, share: float) -> float:
-    """The longer one's share less that by the label."""
-    return share - 1 if pair.lengths[0] > pair.lengths[1] else 1 - share
+def _longer(pair: LabelledPair, share: float) -> Sums:
+    """The longer one's share less that by the label, and 1; zeros before them for a shorter preferred one,
+    after them for a longer one."""
+    if pair.lengths[0] > pair.lengths[1]:
+        return share - 1, 1.0, 0.0, 0.0
+    return 0.0, 0.0, 1 - share, 1.0
 
 
 def pair_reliability(items: Sequence[LabelledPair]) -> list[ReliabilityBin]:
@@ -174,9 +185,7 @@ def text_figures(items: Sequence[LabelledText], values: Sequence[float] = ()) ->
         "consistency": mean_measure(
             [(e.prompt, nearest_value(s, values) == nearest_value(a, values)) for e, s, a in again]
         ),
-        "length": SummedFigure(
-            [(each.prompt, _moments(said, each.length, each.label)) for each, said in read], _partial
-        ),
+        "length": SummedFigure(_length_terms(read), _partial),
     }
     if values:
         agreed = [(each.prompt, _text_agreement(each.label, said, values)) for each, said in read]
@@ -219,6 +228,14 @@ def text_reliability(items: Sequence[LabelledText], values: Sequence[float]) -> 
     return _bins([(min(1.0, max(p, 1 - p)), hit) for p, hit in scaled])
 
 
+def _length_terms(read: Sequence[tuple[LabelledText, float]]) -> list[tuple[int, Sums]]:
+    said = scaled_values([score for _, score in read])
+    lengths = scaled_values([float(each.length) for each, _ in read])
+    labels = scaled_values([each.label for each, _ in read])
+    scaled = zip(read, said, lengths, labels, strict=True)
+    return [(each.prompt, _moments(score, length, label)) for (each, _), score, length, label in scaled]
+
+
 def _moments(score: float, length: float, label: float) -> Sums:
     return (1.0, score, length, label, score**2, length**2, label**2, score * length, score * label,
             length * label)  # fmt: skip
@@ -250,12 +267,15 @@ def _partial(sums: Sequence[float]) -> float | None:
 
 def answer_figures(answers: Sequence[AskedOnce]) -> dict[str, Figure]:
     """Returns the figures of all answers: `unreadable` and `cut`, shares of them; `confidence`, the mean of
-    soft verdicts; `tokens`, written for each readable verdict."""
+    soft verdicts; `thought_cut`, share of the thoughts; `tokens`, written for each readable
+    verdict."""
     sure = [(each.prompt, each.confidence) for each in answers if each.confidence is not None]
+    thoughts = [(each.prompt, each.is_thought_cut) for each in answers if each.is_thought_cut is not None]
     counted = [(each, each.num_tokens) for each in answers if each.num_tokens is not None]
     measures = {
         "unreadable": mean_measure([(each.prompt, not each.is_readable) for each in answers]),
         "cut": mean_measure([(each.prompt, each.is_cut) for each in answers]),
+        "thought_cut": mean_measure(thoughts),
         "confidence": mean_measure(sure),
         "tokens": SummedFigure(
             [(each.prompt, (float(size), float(each.is_readable))) for each, size in counted], ratio_of_sums

@@ -142,8 +142,11 @@ def _one_file(path: Path, iteration: int, sample: int | None) -> RecordedIterati
         if kind == HEAD and type(record.get("attempt")) is int:
             found.attempt, nodes = record["attempt"], record.get("num_nodes")
             found.num_missing = nodes if type(nodes) is int else 0
-        elif kind == SAMPLE and (each := as_recorded(record)) is not None:
-            if sample is None:
+        elif kind == SAMPLE:
+            each = as_recorded(record)
+            if each is None:
+                found.num_unreadable += 1
+            elif sample is None:
                 found.samples.append(_without_texts(each))
             elif each["sample"] == sample:
                 found.samples.append(each)

@@ -1,6 +1,9 @@
 """`yatt judge again`: which completions are asked about, with which rows, and what has changed."""
 
 import argparse
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,22 @@ import yaml
 
 from tests.unit.evaluation.test_judge_eval import ALONE
 from yatt.adapters.inputs.dataset import RowFiles
-from yatt.cli.judging.repeating import again_page, judge_again
+from yatt.cli.judging.parts import result_bytes
+from yatt.cli.judging.repeating import again_page, check_repeatable, judge_again, settings_again, target_again
 from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.core.figures.evaluation import EvaluatedSample
-from yatt.errors import ConfigError
-from yatt.evaluation.again import Opinion, again_result, given_again, recorded_groups
+from yatt.errors import ConfigError, WorkerFailed
+from yatt.evaluation.again import (
+    AdvantageOrder,
+    Opinion,
+    again_result,
+    computed_advantages,
+    given_again,
+    recorded_groups,
+)
+from yatt.evaluation.judging import JudgeOptions, judge_settings
+from yatt.evaluation.labels import of_given
 from yatt.obs.rollouts import HEAD, SAMPLE, compressed_file
 from yatt.paths import RunPaths
 
@@ -86,6 +99,18 @@ def test_whole_groups_are_asked_about_with_their_own_rows_and_numbers(tmp_path: 
     assert [g.number for g in recorded_groups(RunPaths(tmp_path / "run"), 5, 0).groups] == [50, 51, 52]
 
 
+def test_the_run_s_pictures_are_those_of_the_rows_that_are_asked_about_again(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    config = run_of(tmp_path, genrms=[{"name": "judge", "model": "/m", **ALONE, "sees": "prompt"}])
+    config = replace(config, data=replace(config.data, media_store=store))
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 0, 0)
+    found = settings_again(config, config.genrms[0], recorded, "cpu", 0)
+    assert found.config.data.media_store == store and found.config.rollout.n == SIZE
+    assert of_given(found.config.data, tmp_path / "given.jsonl").media_store == store
+    other = JudgeOptions(data=("/d.jsonl",))
+    assert judge_settings(config, config.genrms[0], other, 0).config.data.media_store == ""
+
+
 def test_changed_data_files_are_refused(tmp_path: Path) -> None:
     config = run_of(tmp_path)
     recorded = recorded_groups(RunPaths(tmp_path / "run"), 0, 0)
@@ -127,7 +152,14 @@ def test_a_reward_is_the_weighted_sum_of_all_scores(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "no iterations": (["--iterations", "7..9"], "iterations 4 to 5 are recorded, so there is nothing"),
+    "no iterations": (
+        ["--iterations", "7..9"],
+        "--iterations 7..9: nothing is recorded of these.*write --iterations 4..5",
+    ),
+    "iteration 0": (["--iterations", "0"], "--iterations 0: the first iteration is 1"),
+    "from iteration 0": (["--iterations", "0.."], "--iterations 0..: the first iteration is 1"),
+    "a long name": (["--name", "ä" * 101], "write a name of at most 200 bytes"),
+    "a link": (["--name", "link"], "link exists already; write --name, or remove it"),
     "no range": (["--iterations", "x"], "--iterations x: write A..B"),
     "a range turned round": (["--iterations", "5..4"], "write the smaller number first"),
     "a share": (["--exit-above", "2"], "--exit-above: write a share from 0 to 1"),
@@ -142,9 +174,84 @@ def test_a_mistake_in_arguments_is_told_before_anything_starts(tmp_path: Path, m
     run_of(tmp_path)
     (tmp_path / "run/again/old").mkdir(parents=True)
     (tmp_path / "run/again/old/result.json").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run/again/link").symlink_to(tmp_path / "elsewhere")
     words, says = MISTAKES[mistake]
     with pytest.raises(ConfigError, match=says):
         judge_again(arguments_of(tmp_path / "run", *words))
+
+
+def test_the_folder_of_the_result_is_tried_before_anything_is_asked(tmp_path: Path) -> None:
+    run_of(tmp_path)
+    paths = RunPaths(tmp_path / "run")
+    assert target_again(paths, "ä" * 100).parent.is_dir() and not any((paths.root / "again").iterdir())
+    (paths.root / "again").rmdir()
+    (paths.root / "again").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="again is a link; remove it"):
+        target_again(paths, "x")
+    (paths.root / "again").unlink()
+    (paths.root / "again").touch()
+    with pytest.raises(ConfigError, match="again: cannot be created"):
+        target_again(paths, "x")
+
+
+def test_a_judge_that_was_given_an_environment_s_turns_is_refused(tmp_path: Path) -> None:
+    genrms = [
+        {"name": "head", "model": "/m", "kind": "scalar", "chat": True},
+        {"name": "function", "model": "/m", "path": "/code/judge.py"},
+        {"name": "text", "model": "/m", **ALONE},
+        {"name": "number", "model": "/m", "kind": "scalar", "template": "{completion}"},
+    ]
+    own = run_of(tmp_path, genrms=genrms)
+    other = replace(own, environment=replace(own.environment, path="/code/env.py"))
+    for genrm in own.genrms:
+        check_repeatable(own, genrm)
+    for name, says in (("head", "is shown conversations"), ("function", "is a function")):
+        with pytest.raises(ConfigError, match=rf"genrms\[{name}\] {says}.*has an environment"):
+            check_repeatable(other, next(each for each in other.genrms if each.name == name))
+    for genrm in other.genrms[2:]:
+        check_repeatable(other, genrm)
+
+
+DAMAGED = {
+    "no group": {"group": None}, "a group as text": {"group": "x"}, "an index as text": {"index": "x"},
+    "no tokens": {"num_tokens": None}, "no row": {"row": None}, "a row before the first": {"row": -1},
+    "no prompt": {"prompt": 3}, "reasons that are none": {"unmeasured": [1]}, "no sample": {"sample": "x"},
+    "a digit too many": {"num_response_tokens": 1.5}, "scores as a list": {"scores": [1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_line_costs_its_group_and_is_counted(tmp_path: Path, damage: str) -> None:
+    run_of(tmp_path)
+    paths = RunPaths(tmp_path / "run")
+    lines = [{"kind": HEAD, "attempt": 1, "num_nodes": 1}]
+    lines += [sample(5, group, index) for group in range(GROUPS) for index in range(SIZE)]
+    lines[-1].update(DAMAGED[damage])
+    paths.rollout_file(5, 0).write_bytes(b"".join(compressed_file(lines)))
+    found = recorded_groups(paths, 5, 5)
+    assert [each.number for each in found.groups] == [50, 51] and found.left_out == 2
+
+
+def test_names_that_are_not_utf8_are_written(tmp_path: Path) -> None:
+    config = run_of(tmp_path)
+    opinion, recorded = (
+        Opinion(name="judge", config=config),
+        recorded_groups(RunPaths(tmp_path / "run"), 0, 0),
+    )
+    run = Path(os.fsdecode(b"/runs/\xff"))
+    found = again_result(recorded, now(recorded, lambda _, i: 1.0 - i), opinion, opinion, run, {})
+    assert found.run == "/runs/\\udcff"
+    change = msgspec.structs.replace(found.changes[0], prompt="line\n\ud800 ä")
+    written = json.loads(result_bytes(msgspec.structs.replace(found, changes=[change])))
+    assert written["run"] == found.run and written["changes"][0]["prompt"] == "line\n\\ud800 ä"
+    assert written["figures"]["changed"]["low"] is None, "of few groups there is no interval"
+
+
+def test_advantages_have_a_time_limit() -> None:
+    order = AdvantageOrder(estimator="grpo", gamma=1.0, batches=[])
+    with pytest.raises(WorkerFailed, match="could not be computed within"):
+        computed_advantages(order, limit_s=0.01)
 
 
 def arguments_of(run: Path, *words: str) -> argparse.Namespace:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.unit.control.test_group_scoring import PAIR
-from tests.unit.evaluation.test_judge_again import run_of
+from tests.unit.evaluation.test_judge_again import run_of, sample
 from tests.unit.evaluation.test_judge_eval import ALONE, file_of
 from yatt.adapters.inputs.data_rows import data_row
 from yatt.cli.judging.labelling import write_judge_data
 from yatt.config.schema import DataSection
 from yatt.errors import ConfigError
+from yatt.obs.rollouts import HEAD, compressed_file
+from yatt.paths import RunPaths
 
 
 def written(folder: Path, source: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
@@ -62,6 +64,65 @@ def test_pairs_become_questions_in_both_orders(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_pair_gives_a_judge_of_completions_its_better_and_its_worse_word(tmp_path: Path) -> None:
+    source = Path(file_of(tmp_path, [{"prompt": "p", "chosen": "good", "rejected": "bad"}]))
+    scores = {"FINE": 7.0, "POOR": -2.0}
+    genrm = {**ALONE, "verdict": {"pattern": "(FINE|POOR)", "scores": scores}}
+    rows = written(tmp_path, source, "--like", like(tmp_path, **genrm))
+    assert [(row["prompt"], row["completion"]) for row in rows] == [("p: good", "FINE"), ("p: bad", "POOR")]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        ({"pattern": "([0-9]+)"}, "row 1: genrms[judge] is asked about one completion, and its verdict is a"),
+        ({"pattern": "(A|B|C)", "scores": {"A": 1.0, "B": 0.5, "C": 0.0}}, "its verdict has 3 scores"),
+    ],
+)
+def test_a_pair_says_no_place_on_a_scale(tmp_path: Path, verdict: dict[str, Any], says: str) -> None:
+    source = Path(file_of(tmp_path, [{"prompt": "p", "chosen": "good", "rejected": "bad"}]))
+    with pytest.raises(ConfigError) as raised:
+        written(tmp_path, source, "--like", like(tmp_path, **{**ALONE, "verdict": verdict}))
+    assert says in str(raised.value) and raised.value.findings[0].key == "genrms[0].verdict.scores"
+
+
+def test_numbers_are_taught_with_all_their_digits(tmp_path: Path) -> None:
+    labels = (1234567.25, 12345678, 0.123456789)
+    rows = [{"prompt": "p", "completion": "c", "label": label} for label in labels]
+    number = {**ALONE, "verdict": {"pattern": "^([0-9.]+)$", "maximum": 1e9}}
+    found = written(tmp_path, Path(file_of(tmp_path, rows)), "--like", like(tmp_path, **number))
+    assert [row["completion"] for row in found] == ["1234567.25", "12345678", "0.123456789"]
+
+
+def test_a_label_between_the_words_of_a_judge_of_completions_is_no_tie(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "p", "completion": "c", "label": label} for label in (0, 0.5, 1)]
+    found = written(tmp_path, Path(file_of(tmp_path, rows)), "--like", like(tmp_path, **ALONE))
+    assert len(found) == 2 and "1 questions have a label that no verdict is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", [ALONE, PAIR], ids=["pointwise", "pairwise"])
+def test_a_completion_without_the_score_costs_its_own_questions_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: dict[str, Any]
+) -> None:
+    run_of(tmp_path, genrms=[{"name": "judge", "model": str(tmp_path), **way}])
+    lines = [{"kind": HEAD, "attempt": 1, "num_nodes": 1}, *(sample(4, 0, index) for index in range(3))]
+    lines[2]["scores"]["exact"] = None
+    lines[3]["scores"]["exact"] = 0.0
+    lines += [{**sample(4, 1, 0), "num_tokens": "many"}]
+    path = RunPaths(tmp_path / "run").rollout_file(4, 0)
+    path.write_bytes(b"".join(compressed_file(lines)))
+    rows = written(tmp_path, tmp_path / "run", "--label", "exact", "--iterations", "4")
+    shown = [(row["prompt"], row["completion"]) for row in rows]
+    if way is ALONE:
+        assert shown == [("p0: c40.0", "YES"), ("p0: c40.2", "NO")]
+    else:
+        assert shown == [("1:c40.0; 2:c40.2; best:", "1"), ("1:c40.2; 2:c40.0; best:", "2")]
+    said = capsys.readouterr().err
+    assert f"{1 if way is ALONE else 4} questions are about completions without this score" in said
+
+
 def test_recorded_completions_are_labelled_by_another_score_of_the_run(tmp_path: Path) -> None:
     run_of(tmp_path)
     rows = written(tmp_path, tmp_path / "run", "--label", "exact", "--iterations", "5")
@@ -88,19 +149,42 @@ def mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
     rubric = {**ALONE, "template": "{completion}{criterion}", "judging": {
         "by": "rubric", "criteria": [{"name": "x", "text": "x"}],
     }}  # fmt: skip
+    truth = {**PAIR, "judging": {"by": "pairwise", "pairs": "ground_truth"}}
     return {
         "no run file": ([source], "write --like RUN_FILE"),
         "a file that is there": ([source, "--out", str(folder / "there.jsonl")], "exists already"),
         "no word": ([source, "--answer", "YES"], "write {word} where the verdict stands"),
         "a rubric": ([source, "--like", like(folder, **rubric)], "is rubric: no label says"),
+        "a thought": (
+            [source, "--like", like(folder, "think", think={"budget": 9}, **ALONE)],
+            "think.budget",
+        ),
+        "a folder that is not there": ([source, "--out", str(folder / "no/x.jsonl")], "there is no folder"),
+        "a folder that is a file": ([source, "--out", f"{source}/x"], "there is no folder"),
+        "the ground truth as another one": (
+            [str(Path(like(folder, "truth", **truth)).parent / "run"), "--label", "exact"],
+            "genrms[0].judging.pairs: genrms[judge] compares each completion with the ground truth",
+        ),
         "no label": ([str(run)], "write --label SCORE, the score that says what is right"),
         "the judge itself": ([str(run), "--label", "judge"], "is no other score of the run"),
     }
 
 
-@pytest.mark.parametrize(
-    "mistake", ["no run file", "a file that is there", "no word", "a rubric", "no label", "the judge itself"]
+MISTAKES = (
+    "no run file",
+    "a file that is there",
+    "no word",
+    "a rubric",
+    "no label",
+    "the judge itself",
+    "a thought",
+    "a folder that is not there",
+    "a folder that is a file",
+    "the ground truth as another one",
 )
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_and_nothing_is_written(tmp_path: Path, mistake: str) -> None:
     words, says = mistakes(tmp_path)[mistake]
     with pytest.raises(ConfigError) as raised:

@@ -3,30 +3,35 @@ the ordinary scorer has got from judges with a known fault."""
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from tests.tiny_models import make_scripted_model
 from tests.unit.control.test_group_scoring import LIST, ONLY_JUDGE, PAIR, ROLES, GroupBench, better
+from tests.unit.control.test_thinking_judges import SINGLE, THINK, ThinkingBench
 from yatt.adapters.inputs.dataset import Row, read_data_rows
-from yatt.cli.judging.measuring import quality_page
+from yatt.cli.judging.measuring import measured_notes, quality_page
+from yatt.cli.judging.parts import result_bytes
 from yatt.config.check import broken_relations
 from yatt.config.load import load_run_config, parse_resolved, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.control.rollouts.evaluator import EvaluatedGroup
 from yatt.control.rollouts.groups.groups import new_group
 from yatt.control.rollouts.scoring.subject import Judged, Subject
-from yatt.core.figures.evaluation import GIVEN, EvaluatedSample
+from yatt.core.figures.evaluation import GIVEN, EvaluatedSample, JudgedAnswer
 from yatt.core.gpus.placement import placement_of
 from yatt.errors import ConfigError
 from yatt.evaluation.judge_result import JudgeResult, judge_result, order_advice, quality_table
 from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, named_judge
 from yatt.evaluation.labels import LabelledRows, asked_twice, of_given, read_labelled, write_given
+from yatt.judging.bootstrap import Figure
 from yatt.records import message as m
 
 ALONE = {
@@ -99,9 +104,15 @@ MISTAKES = {
     "no label": ("judge", [{"prompt": "a", "completion": "b"}], "row 1 has no column 'label'; write"),
     "a word of no verdict": (
         "judge", [{"prompt": "a", "completion": "b", "label": "MAYBE"}],
-        "'MAYBE' in column 'label'; write a number, or one of the verdict's words NO, YES",
+        "'MAYBE' in column 'label'; write a number from -1e9 to 1e9, or one of the verdict's words NO, YES",
     ),
     "no number": ("judge", [{"prompt": "a", "completion": "b", "label": float("nan")}], "write a number"),
+    "a number of 400 digits": (
+        "judge", [{"prompt": "a", "completion": "b", "label": 10**400}], "row 1 has .* from -1e9 to 1e9",
+    ),
+    "a huge number": (
+        "head", [{"prompt": "a", "completion": "b", "label": -1.1e9}], "row 1 has -1100000000.0 in column",
+    ),
     "labels of another scale": (
         "judge", [{"prompt": "a", "completion": "b", "label": each} for each in (0, 5)],
         "row 2: label 5 is none that a verdict of genrms\\[judge\\] can be: 0, 1.",
@@ -179,7 +190,44 @@ def test_every_row_is_written_twice_under_other_numbers(tmp_path: Path) -> None:
     assert found[3].raw[GIVEN]["texts"] == ["b", "c"] and found[3].raw["q"] == 3
 
 
+def test_half_characters_in_other_columns_are_written(tmp_path: Path) -> None:
+    rows = labelled(tmp_path, "judge", [{"q": "\ud800 ä", "prompt": "ä", "completion": "ö", "label": 1}])
+    write_given(tmp_path / "given.jsonl", asked_twice(rows))
+    data = of_given(run_file(tmp_path).data, tmp_path / "given.jsonl")
+    (row, _), *_ = read_data_rows(data.val_files, data)
+    assert row.raw["q"] == "\ud800 ä" and row.raw[GIVEN]["texts"] == ["ö"] and row.prompt == "ä"
+
+
+def test_places_are_those_that_the_user_wrote(tmp_path: Path) -> None:
+    file, config = file_of(tmp_path, [{"prompt": "a", "completion": "b", "label": 1}] * 2), run_file(tmp_path)
+    name = os.fsdecode(b"hf:\xff:test")
+    found = read_labelled([file], config.data, config.genrms[0], [name])
+    assert [each.place for each in found.rows] == ["hf:\\udcff:test: row 1", "hf:\\udcff:test: row 2"]
+    result = judge_result(found, [], config.genrms[0], (name,), {})
+    assert json.loads(result_bytes(result))["data"] == ["hf:\\udcff:test"] == [*result.data]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(ConfigError, match=r"^hf:.*: row 1 has no column 'label'"):
+        read_labelled([file], config.data, config.genrms[0], [name])
+
+
 # ---- answers of the ordinary scorer -------------------------------------------------------------
+
+
+def test_a_verdict_has_a_time_only_if_answers_have(tmp_path: Path) -> None:
+    rows = labelled(tmp_path, "judge", [{"prompt": "p", "completion": "x", "label": 1}])
+    answer = JudgedAnswer(
+        about=(0,), prompt="", answer="YES", finish_reason="stop", tries=1, score=1.0, ranking=(),
+        measures={}, num_tokens=0, span_s=(0.0, 0.0),
+    )  # fmt: skip
+    timed = msgspec.structs.replace(answer, span_s=(5.0, 7.0))
+    sample = EvaluatedSample(
+        prompt_number=0, sample_number=0, data_source="", prompt="", ground_truth="", completion="x",
+        finish_reason="stop", num_tokens=0, scores={}, no_score={}, extras={}, verdicts={}, judged=(answer,),
+    )  # fmt: skip
+    genrm = run_file(tmp_path).genrms[0]
+    assert judge_result(rows, [sample], genrm, ("d",), {}).seconds_a_verdict is None
+    both = msgspec.structs.replace(sample, judged=(answer, timed))
+    assert judge_result(rows, [both], genrm, ("d",), {}).seconds_a_verdict == 1.0, "of two verdicts"
 
 
 def judged_by(folder: Path, says: Callable[[str], str], rows: LabelledRows, **genrm: Any) -> JudgeResult:
@@ -231,10 +279,48 @@ def test_a_judge_of_pairs_is_asked_in_both_orders_and_its_faults_are_seen(tmp_pa
     first = judged_by(tmp_path / "first", lambda _: "1" if way == "pairwise" else "1 2", rows, **section)
     values = {name: each.value for name, each in first.figures.items()}
     assert (values["agreement"], values["place"], values["flips"], values["length"]) == (0.5, 1.0, 1.0, 0.0)
-    assert "asks half" in order_advice(found, run_file(tmp_path).genrms[1])
-    assert order_advice(first, run_file(tmp_path).genrms[1]) == "", "both orders cancel it already"
+    own = run_file(tmp_path).genrms[1]
+    assert order_advice(found, own) == "", "four pairs are too few"
+    place = Figure(value=0.0, low=-0.01, high=0.01, items=100)
+    assert "asks half" in order_advice(msgspec.structs.replace(found, figures={"place": place}), own)
+    few = msgspec.structs.replace(place, items=99)
+    assert order_advice(msgspec.structs.replace(found, figures={"place": few}), own) == ""
+    assert " -  " in quality_table(found.figures)[1], "no interval"
     (cell,) = first.confusion
     assert (cell.label, cell.verdict, cell.rows) == ("chosen", "rejected", 4), "a tie is no agreement"
+
+
+@pytest.mark.parametrize("on_cut", ["ask", "unreadable"])
+def test_thoughts_are_shown_with_their_answers_and_the_cut_ones_counted(tmp_path: Path, on_cut: str) -> None:
+    rows = labelled(tmp_path, "judge", [
+        {"prompt": "p", "completion": text, "label": 0} for text in ("<b>good", "bad")
+    ])  # fmt: skip
+    make_scripted_model(tmp_path / "j/policy")  # quicker than one with weights
+
+    def thinks(text: str) -> str:
+        return "so many words that it is cut" if "bad" in text else "<b>hm"
+
+    section = {**SINGLE, "retries": 0, "think": {**THINK, "on_cut": on_cut}}
+    bench = ThinkingBench(tmp_path / "j", thinks, lambda _: "Y", **section)
+    found = judge_result(rows, asyncio.run(samples_of(bench, rows)), bench.config.genrms[0], ("d",), {})
+    values = {name: each.value for name, each in found.figures.items()}
+    assert values["thought_cut"] == 0.5 and values["cut"] == 0.0
+    assert values["unreadable"] == (0.5 if on_cut == "unreadable" else 0.0)
+    thoughts = {each.texts[0]: each.thoughts for each in found.errors}
+    assert thoughts["<b>good"] == ("<b>hm",)
+    page = quality_page(found).decode()
+    assert "&lt;b&gt;hm" in page and "<b>hm" not in page
+    assert on_cut == "unreadable" or ("... (cut)" in thoughts["bad"][0] and "... (cut)" in page)
+
+
+@pytest.mark.parametrize(("orders", "says"), [("drawn", "judging.orders: both lets"), ("both", "")])
+def test_advice_is_about_the_run_s_own_orders(tmp_path: Path, orders: str, says: str) -> None:
+    rows = pairs_of_lengths(tmp_path, *[(5, 2), (2, 5)] * 60)
+    found = judged_by(tmp_path / "first", lambda _: "1", rows, **PAIR)
+    section = {**PAIR, "judging": {"by": "pairwise", "orders": orders}}
+    base = run_file(tmp_path, genrms=[{"name": "judge", "model": "/m", **section}])
+    (note,) = measured_notes(found, base) or [""]
+    assert says in note and bool(note) == bool(says)
 
 
 def longest_first(text: str) -> str:

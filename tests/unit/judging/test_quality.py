@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +52,12 @@ def pairs_judged_by(fault: str) -> list[LabelledPair]:
 
 
 def apart(one: Figure, other: Figure) -> bool:
-    return one.high < other.low or other.high < one.low
+    return bounds(one)[1] < bounds(other)[0] or bounds(other)[1] < bounds(one)[0]
+
+
+def bounds(figure: Figure) -> tuple[float, float]:
+    assert figure.low is not None and figure.high is not None
+    return figure.low, figure.high
 
 
 def test_judges_with_one_fault_each_are_told_apart_by_their_columns() -> None:
@@ -67,10 +73,11 @@ def test_judges_with_one_fault_each_are_told_apart_by_their_columns() -> None:
             if each not in (fault, "guesses") and (fault, each) != ("too sure", "likes length")
         ), (fault, column)
     for column in ("place", "length", "too_sure"):
-        assert honest[column].low <= 0 <= honest[column].high, column
+        low, high = bounds(honest[column])
+        assert low <= 0 <= high, column
     assert honest["consistency"].value == 1.0 and honest["flips"].value == 0.0
     assert not apart(found["likes the first"]["agreement"], honest["agreement"]), "it alone does not tell"
-    assert found["likes the first"]["flips"].low > 0.05
+    assert bounds(found["likes the first"]["flips"])[0] > 0.05
 
 
 def test_an_interval_is_as_wide_as_that_of_means_of_prompts() -> None:
@@ -81,8 +88,35 @@ def test_an_interval_is_as_wide_as_that_of_means_of_prompts() -> None:
     found = figures_with_intervals({"mean": mean_measure(items)})["mean"]
     error = statistics.stdev(means) / math.sqrt(200)
     assert found.items == 1000 and found.value == pytest.approx(statistics.fmean(means))
-    assert (found.high - found.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
+    low, high = bounds(found)
+    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
     assert figures_with_intervals({"mean": mean_measure(items)}) == {"mean": found}, "draws are seeded"
+
+
+@pytest.mark.parametrize(("prompts", "has_interval"), [(19, False), (20, True)])
+def test_few_prompts_have_no_interval(prompts: int, has_interval: bool) -> None:
+    items = [(number % prompts, float(number % 2)) for number in range(400)]
+    found = figures_with_intervals({"mean": mean_measure(items), "other": mean_measure(items[:19])})
+    order = order_figure([(prompt, float(place % 7), value) for place, (prompt, value) in enumerate(items)])
+    assert order is not None
+    assert (found["mean"].low is not None) == (order.low is not None) == has_interval
+    assert found["mean"].items == 400 and found["other"].low is None, "of all prompts only 19 have one"
+
+
+@pytest.mark.parametrize("longer", [0.2, 0.5, 0.8])
+def test_a_judge_that_is_blind_to_length_has_none_whatever_labels_prefer(longer: float) -> None:
+    draw = random.Random(2)
+    items = [
+        LabelledPair(
+            prompt=number % 60,
+            lengths=(9, 1) if draw.random() < longer else (1, 9),
+            said=(float(draw.random() > 0.3),),
+        )
+        for number in range(4000)
+    ]
+    assert pair_figures(items)["length"].value == pytest.approx(0, abs=0.03)
+    said = [LabelledPair(prompt=e.prompt, lengths=e.lengths, said=(float(e.lengths[0] > 5),)) for e in items]
+    assert pair_figures(said)["length"].value == 0.5, "the longer one always wins"
 
 
 def pair(*said: float | None, lengths: tuple[int, int] = (1, 2), **more: object) -> LabelledPair:
@@ -101,14 +135,14 @@ def test_figures_of_pairs_are_those_by_hand() -> None:
     assert values == {
         "agreement": pytest.approx(1.5 / 3), "consistency": pytest.approx(2 / 3),
         "place": pytest.approx(1 / 3), "flips": pytest.approx(1 / 3),
-        "length": pytest.approx((0.0 + 0.5 + 1.0) / 3), "brier": pytest.approx((0 + 0.25 + 1) / 3),
+        "length": pytest.approx((0.0 + (0.5 + 1.0) / 2) / 2), "brier": pytest.approx((0 + 0.25 + 1) / 3),
     }  # fmt: skip
-    assert found["agreement"].items == 3 and found["agreement"].low == found["agreement"].value
+    assert found["agreement"].items == 3 and found["agreement"].low is found["agreement"].high is None
 
 
 def test_a_judge_that_is_shown_no_pairs_has_neither_place_nor_flips() -> None:
     found = pair_figures([pair(1.0, again=(1.0,)), pair(0.5, again=(0.0,))])
-    assert found.keys() == {"agreement", "consistency", "length", "brier"}
+    assert found.keys() == {"agreement", "consistency", "brier"}, "no preferred one is longer"
     assert found["agreement"].value == 0.75 and found["consistency"].value == 0.5
 
 
@@ -134,7 +168,8 @@ def test_the_order_of_numbers_is_counted_as_all_pairs_by_hand() -> None:
     pairs = [(a[1] - b[1]) * (a[2] - b[2]) for i, a in enumerate(items) for b in items[:i] if a[2] != b[2]]
     by_hand = sum(1.0 if each > 0 else 0.5 if each == 0 else 0.0 for each in pairs) / len(pairs)
     found = order_figure(items)
-    assert found is not None and found.value == pytest.approx(by_hand) and found.low < by_hand < found.high
+    assert found is not None and found.value == pytest.approx(by_hand)
+    assert bounds(found)[0] < by_hand < bounds(found)[1]
     assert order_figure([(0, 1.0, 1.0), (1, 0.0, 1.0)]) is None, "no two labels differ"
 
 
@@ -165,6 +200,19 @@ def test_length_is_the_correlation_that_the_label_leaves() -> None:
     assert "too_sure" not in found, "words have no confidence"
 
 
+@pytest.mark.parametrize(("factor", "more"), [(1e9, 1e9), (1e-3, 1e6), (1e140, 0.0), (1.0, 1e12)])
+def test_large_scores_and_labels_leave_the_same_correlation(factor: float, more: float) -> None:
+    draw, items = random.Random(1), []
+    for number in range(60):
+        label = float(draw.randrange(3))
+        length, said = int(100 + 50 * label + draw.gauss(0, 30)), label + draw.gauss(0, 1)
+        items.append(LabelledText(prompt=number, label=label, length=length, said=said))
+    large = [replace(e, said=factor * (e.said or 0.0) + more, label=e.label * 4e8) for e in items]
+    assert text_figures(large)["length"].value == pytest.approx(text_figures(items)["length"].value, abs=1e-3)
+    same = [replace(e, said=more + 0.1) for e in items]
+    assert text_figures(same)["length"].value == 0.0
+
+
 def test_a_reliability_table_shows_who_is_too_sure() -> None:
     honest, sure = (pair_reliability(pairs_judged_by(fault)) for fault in ("honest", "too sure"))
     assert sum(each.items for each in honest) == PROMPTS * PAIRS
@@ -178,14 +226,16 @@ def test_a_reliability_table_shows_who_is_too_sure() -> None:
 
 def test_answers_are_counted_by_how_they_end() -> None:
     asked = [
-        AskedOnce(prompt=0, is_readable=True, is_cut=False, num_tokens=4, confidence=0.8),
-        AskedOnce(prompt=0, is_readable=False, is_cut=True, num_tokens=8),
+        AskedOnce(
+            prompt=0, is_readable=True, is_cut=False, num_tokens=4, confidence=0.8, is_thought_cut=True
+        ),
+        AskedOnce(prompt=0, is_readable=False, is_cut=True, num_tokens=8, is_thought_cut=False),
         AskedOnce(prompt=1, is_readable=True, is_cut=False, num_tokens=6, confidence=0.6),
         AskedOnce(prompt=2, is_readable=False, is_cut=False),
     ]
     found = {name: each.value for name, each in answer_figures(asked).items()}
     assert found == {
-        "unreadable": 0.5, "cut": 0.25, "confidence": pytest.approx(0.7), "tokens": 9.0,
+        "unreadable": 0.5, "cut": 0.25, "thought_cut": 0.5, "confidence": pytest.approx(0.7), "tokens": 9.0,
     }  # fmt: skip
     assert answer_figures([]) == {}
 

@@ -43,6 +43,16 @@ def test_figures_of_a_second_opinion_are_those_by_hand() -> None:
     assert items[0].change == -2.0 and items[6].change == 0.0 and asked(0, 1.0, 0.25).change == -0.75
 
 
+def test_large_advantages_are_as_correlated_as_small_ones() -> None:
+    draw = random.Random(0)
+    pairs = [(then := draw.gauss(0, 1), then + draw.gauss(0, 1)) for _ in range(40)]
+    small, large = (
+        again_figures([asked(i, 1.0, 1.0, a * by + more, b * by) for i, (a, b) in enumerate(pairs)], EQUAL)
+        for by, more in ((1.0, 0.0), (1e170, 1e170))
+    )
+    assert large["advantages"].value == pytest.approx(small["advantages"].value)
+
+
 def test_kendall_with_ties_is_tau_b() -> None:
     items = [asked(0, then, now) for then, now in ((1, 1), (1, 2), (2, 2), (3, 1))]
     # of six pairs: one tied then, two tied now; concordant 1 (1,1)-(2,2), discordant 2

@@ -186,7 +186,8 @@ def check_target(target: Path) -> None:
     """
     if not target.parent.is_dir():
         raise ConfigError(f"{target} cannot be made: there is no folder {target.parent}; make it first.")
-    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+    is_folder = target.is_dir() and not target.is_symlink()  # a link cannot be replaced by a folder
+    if os.path.lexists(target) and not (is_folder and not any(target.iterdir())):
         raise ConfigError(f"{target} exists already and is not an empty folder; write another name.")
 
 

@@ -103,8 +103,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return _told(arguments, settings, out)
 
 
-def check_out(out: Path) -> None:
-    """Refuses a folder that cannot be made at the end, when it would cost all samples.
+def check_out(out: Path, says: str = "", cure: str = "write another folder") -> None:
+    """Refuses a folder or file that cannot be made at the end, when it would cost all samples.
+
+    Args:
+        says: that nothing can be written there; default: of the argument --out.
 
     Raises:
         ConfigError: it exists and is not empty, or the folder that it would be in cannot be written.
@@ -113,9 +116,8 @@ def check_out(out: Path) -> None:
     try:
         tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent).cleanup()
     except OSError as error:
-        raise ConfigError(
-            f"--out {out}: nothing can be written in {out.parent} ({error.strerror}); write another folder."
-        ) from error
+        says = says or f"--out {out}: nothing can be written in {out.parent}"
+        raise ConfigError(f"{says} ({error.strerror}); {cure}.") from error
 
 
 def _submitted(

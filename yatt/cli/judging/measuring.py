@@ -1,12 +1,11 @@
 """`yatt judge`: has a GenRM judge given completions, and says how good it is."""
 
 import argparse
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from yatt.cli.commands.evaluating import Shower, check_out
 from yatt.cli.judging.parts import (
@@ -15,10 +14,12 @@ from yatt.cli.judging.parts import (
     asked_with,
     config_of,
     device_here,
+    place_of_genrm,
     result_bytes,
+    result_line,
     write_result_folder,
 )
-from yatt.config.schema import GenRMSection
+from yatt.config.schema import RunConfig
 from yatt.errors import EXIT_BELOW, EXIT_FAILED, EXIT_FINISHED, ConfigError
 from yatt.evaluation.evaluate import ended_by_signals, private_folder
 from yatt.evaluation.judge_result import (
@@ -30,10 +31,10 @@ from yatt.evaluation.judge_result import (
     quality_table,
 )
 from yatt.evaluation.judging import JudgeOptions, asked_alone, judge_settings, judged_samples, named_judge
-from yatt.evaluation.labels import LabelledRows, asked_twice, read_labelled
+from yatt.evaluation.labels import asked_twice, read_labelled
 from yatt.launch.resolve.data_files import made_folder, with_made_data
 from yatt.obs.page.page_file import render_page
-from yatt.printable import printable
+from yatt.printable import all_digits, printable
 
 OVERLAYS = (".yaml", ".yml")
 
@@ -62,14 +63,16 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     shown = Shower(is_quiet=arguments.json)
     with ended_by_signals(), private_folder(settings.config) as folder:
         config = with_made_data(settings.config, folder / "made", [made_folder(base.run.dir)])
-        labelled = _first_rows(read_labelled(config.data.val_files, config.data, genrm), arguments.limit)
+        names = settings.config.data.val_files  # as the user knows them: made files are gone at the end
+        labelled = read_labelled(config.data.val_files, config.data, genrm, names)
+        labelled = replace(labelled, rows=labelled.rows[: arguments.limit or None])
         settings = replace(settings, config=config)
-        index = [each.name for each in base.genrms].index(genrm.name)
+        index = place_of_genrm(base, genrm)
         samples = judged_samples(settings, asked_twice(labelled), folder, device, shown, index)
     shown.clear()
     result = judge_result(labelled, samples, genrm, data, asked_with(genrm, settings.config))
     try:
-        _show_measured(arguments, result, genrm)
+        _show_measured(arguments, result, base)
     finally:
         write_result_folder(
             out, {RESULT: result_bytes(result)} | ({PAGE: quality_page(result)} if arguments.html else {})
@@ -78,10 +81,6 @@ def measure_judge(arguments: argparse.Namespace) -> int:
     if (main := result.figures.get(result.main)) is None:
         return EXIT_FAILED
     return EXIT_BELOW if least is not None and main.value < least else EXIT_FINISHED
-
-
-def _first_rows(labelled: LabelledRows, limit: int) -> LabelledRows:
-    return replace(labelled, rows=labelled.rows[: limit or None])
 
 
 def out_folder(arguments: argparse.Namespace, name: str) -> Path:
@@ -95,9 +94,9 @@ def out_folder(arguments: argparse.Namespace, name: str) -> Path:
     return out
 
 
-def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: GenRMSection) -> None:
+def _show_measured(arguments: argparse.Namespace, result: JudgeResult, base: RunConfig) -> None:
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        sys.stdout.write(result_line(result) + "\n")
     else:
         said = ", ".join(f"{name}={value}" for name, value in result.settings.items() if name != "model")
         sys.stdout.write(printable(f"{result.judge}: {result.rows} {result.form}, {said}") + "\n\n")
@@ -105,7 +104,17 @@ def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: Ge
         if result.seconds_a_verdict is not None:
             sys.stdout.write(f"\n{result.seconds_a_verdict:.3g} s a verdict\n")
     sys.stdout.flush()
-    notes = [order_advice(result, genrm)]
+    for note in measured_notes(result, base):
+        sys.stderr.write(f"yatt: note: {printable(note)}\n")
+
+
+def measured_notes(result: JudgeResult, base: RunConfig) -> list[str]:
+    """Returns what is to be said about a result.
+
+    Args:
+        base: the config of the run, whose own keys are advised about.
+    """
+    notes = [order_advice(result, named_judge(base, result.judge))]
     if result.form == "texts" and not result.values:
         notes.append("labels are no verdicts of this GenRM: only their order was compared (auc).")
     if result.too_long:
@@ -114,8 +123,7 @@ def _show_measured(arguments: argparse.Namespace, result: JudgeResult, genrm: Ge
         missing = result.without - result.too_long
         first = f"; the first: {result.reasons[0]}" if result.reasons else ""
         notes.append(f"{missing} of {result.rows} rows have no verdict{first}")
-    for note in filter(None, notes):
-        sys.stderr.write(f"yatt: note: {printable(note)}\n")
+    return [note for note in notes if note]
 
 
 def quality_page(result: JudgeResult) -> bytes:
@@ -138,7 +146,7 @@ def _shown(example: JudgedExample) -> dict[str, Any]:
         "place": example.place,
         "prompt": example.prompt,
         "texts": list(zip(names, example.texts, strict=True)),
-        "label": f"{example.label:g}",
+        "label": all_digits(example.label),
         "said": "none" if example.said is None else f"{example.said:.3g}",
-        "answers": example.answers,
+        "answers": list(itertools.zip_longest(example.answers, example.thoughts, fillvalue="")),
     }

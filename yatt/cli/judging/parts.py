@@ -32,6 +32,11 @@ def config_of(path: Path, words: list[str]) -> RunConfig:
     return load_command(path, words)
 
 
+def place_of_genrm(config: RunConfig, genrm: GenRMSection) -> int:
+    """Returns which one of the run file's GenRMs it is, for keys in messages."""
+    return [each.name for each in config.genrms].index(genrm.name)
+
+
 def device_here(config: RunConfig, wanted: str) -> tuple[str, int]:
     """Returns the device of engines on this machine, and its number of GPUs.
 
@@ -74,4 +79,18 @@ def write_result_folder(out: Path, files: Mapping[str, bytes]) -> None:
 
 def result_bytes(record: msgspec.Struct) -> bytes:
     """Returns a record as a JSON file."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return msgspec.json.format(result_line(record).encode(), indent=1) + b"\n"
+
+
+def result_line(record: msgspec.Struct) -> str:
+    """Returns a record as one line of JSON. A text may have half characters, as names of files that are not
+    UTF-8 do, which JSON has not: they are written as Python escapes."""
+    return msgspec.json.encode(_whole_texts(msgspec.to_builtins(record))).decode()
+
+
+def _whole_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_whole_texts(key): _whole_texts(each) for key, each in value.items()}
+    return [_whole_texts(each) for each in value] if isinstance(value, list | tuple) else value

@@ -121,6 +121,8 @@ def judged_answers(judged: Sequence[Judged], templates: Mapping[str, str]) -> tu
             measures=dict(verdict.extra) if verdict else {},
             num_tokens=each.num_tokens,
             span_s=each.span_s,
+            thought=each.thought,
+            is_thought_cut=each.is_thought_cut,
         )
         for each in judged
         for verdict in (each.verdict,)

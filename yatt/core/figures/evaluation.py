@@ -67,6 +67,7 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
         score: None: there is a ranking or there are values instead, or it is unreadable.
         num_tokens: that it has written; 0 if a service does not tell.
         span_s: when it was asked and had answered, in monotonic seconds.
+        thought: before the answer; `is_thought_cut`: at `think.budget`.
     """
 
     about: tuple[int, ...]
@@ -79,6 +80,8 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     measures: dict[str, float]
     num_tokens: int
     span_s: tuple[float, float]
+    thought: str = ""
+    is_thought_cut: bool = False
 
     @property
     def is_readable(self) -> bool:
