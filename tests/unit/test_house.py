@@ -32,6 +32,7 @@ LARGE_VALUES = """
     control.rollouts.groups.groups.SampleState control.rollouts.scoring.subject.Judged
     core.phases.phase_types.Program core.phases.phase_types.RunState
     engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
+    core.figures.evaluation.JudgedAnswer
     evaluation.judge_result.JudgeResult
     launch.diagnose.probe.NodeFacts models.rows.LayerNames models.shape.Shape
     uploader.local_files.LocalSave
