@@ -33,7 +33,7 @@ LARGE_VALUES = """
     core.phases.phase_types.Program core.phases.phase_types.RunState
     engine.protocol.EngineOptions core.figures.evaluation.EvaluatedSample
     core.figures.evaluation.JudgedAnswer
-    evaluation.judge_result.JudgeResult
+    evaluation.judge_result.JudgeResult evaluation.again.AgainResult
     launch.diagnose.probe.NodeFacts models.rows.LayerNames models.shape.Shape
     uploader.local_files.LocalSave
 """.split()  # noqa: SIM905 - shorter to read and to change

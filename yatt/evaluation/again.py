@@ -79,6 +79,7 @@ class AgainResult(msgspec.Struct, frozen=True, kw_only=True):
         judge: the GenRM of the run; `by`: the one that was asked now.
         groups, samples: that were asked about; `left_out`: samples whose groups are not whole.
         changes: the largest ones, the largest first.
+        no_advantages: why advantages are missing, if computing them failed.
     """
 
     run: str
@@ -91,6 +92,7 @@ class AgainResult(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     figures: dict[str, Figure]
     changes: list[ChangedSample]
+    no_advantages: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +262,11 @@ def again_result(
     run: Path,
     settings: Mapping[str, Any],
 ) -> AgainResult:
-    """Returns how the second opinion differs.
+    """Returns how the second opinion differs. Advantages that cannot be computed cost nothing but themselves:
+    all questions were asked.
 
     Args:
         samples: as they were judged now.
-
-    Raises:
-        WorkerFailed: advantages could not be computed.
     """
     judged = {(each.prompt_number, each.sample_number): each for each in samples}
     told = [(group, each) for group in recorded.groups for each in group.samples]
@@ -276,7 +276,11 @@ def again_result(
         for (group, each), one in zip(told, found, strict=True)
     ]
     batches = [(group.iteration, int(each["num_tokens"])) for group, each in told]
-    items = with_advantages(items, batches, then.config)
+    why = ""
+    try:
+        items = with_advantages(items, batches, then.config)
+    except WorkerFailed as error:
+        why = str(error)
     figures = again_figures(items, EQUAL_REWARDS)
     changed = sorted(zip(items, told, found, strict=True), key=lambda one: -abs(one[0].change))
     return AgainResult(
@@ -302,6 +306,7 @@ def again_result(
             for item, (group, each), one in changed[:MOST_CHANGES]
             if item.change
         ],
+        no_advantages=why,
     )
 
 

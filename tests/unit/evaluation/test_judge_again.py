@@ -19,6 +19,7 @@ from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import RunConfig
 from yatt.core.figures.evaluation import EvaluatedSample
 from yatt.errors import ConfigError, WorkerFailed
+from yatt.evaluation import again
 from yatt.evaluation.again import (
     AdvantageOrder,
     Opinion,
@@ -266,3 +267,19 @@ def test_a_run_without_recorded_rollouts_is_told_the_key(tmp_path: Path) -> None
         path.unlink()
     with pytest.raises(ConfigError, match=r"no rollouts are recorded.*logging.rollouts: all"):
         judge_again(arguments_of(tmp_path / "run"))
+
+
+def test_advantages_that_cannot_be_computed_cost_only_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All questions were asked: the other figures stay, with the reason."""
+    config = run_of(tmp_path, algorithm={"adv_estimator": "grpo"})
+    monkeypatch.setattr(again, "CHILD", "yatt.no_such_module")
+    opinion, recorded = (
+        Opinion(name="judge", config=config),
+        recorded_groups(RunPaths(tmp_path / "run"), 0, 0),
+    )
+    samples = now(recorded, lambda _, i: 1.0 - i)
+    found = again_result(recorded, samples, opinion, opinion, tmp_path, {})
+    assert "no_such_module" in found.no_advantages and "advantages" not in found.figures
+    assert found.figures["changed"].value > 0 and found.changes

@@ -77,10 +77,12 @@ def judge_again(arguments: argparse.Namespace) -> int:
     shown.clear()
     told = asked_with(genrm, settings.config)
     result = again_result(recorded, samples, then, Opinion(name=genrm.name, config=new), paths.root, told)
-    _show(arguments, result)
-    write_result_folder(
-        out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
-    )
+    try:
+        _show(arguments, result)
+    finally:  # also where nobody reads the output any more
+        write_result_folder(
+            out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
+        )
     sys.stderr.write(printable(f"yatt: {out} has the result") + "\n")
     changed = result.figures.get("changed")
     if changed is None or not any(genrm.name in sample.scores for sample in samples):
@@ -205,7 +207,8 @@ def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
     if result.left_out:
         sys.stderr.write(f"yatt: note: {result.left_out} samples are of groups that are not recorded whole\n")
     if "advantages" not in result.figures:
-        sys.stderr.write("yatt: note: no advantages: of rewards alone they are not known, or all are equal\n")
+        why = result.no_advantages or "no advantages: of rewards alone they are not known, or all are equal"
+        sys.stderr.write(f"yatt: note: {printable(why)}\n")
 
 
 def again_page(result: AgainResult) -> bytes:
