@@ -23,7 +23,7 @@ from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.store.store import FolderStore
 from yatt.control.rollouts.groups.carried import read_state
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 ITERATIONS = 12
 SILENCE_S = 10.0
 

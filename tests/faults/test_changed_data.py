@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import RunFile, rows, start, wait_for, yatt
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 
 def test_changed_training_files_are_refused_and_the_old_ones_go_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.runs import RunFile, rows, yatt
 from yatt.obs.metrics import CHANGED_INPUTS
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 HELPER = "WEIGHT = 1\n"
 REWARD = """

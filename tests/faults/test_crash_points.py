@@ -20,7 +20,7 @@ from tests.seeds import seed_of
 from yatt.checkpoint.store.store import FolderStore
 from yatt.uploader import upload as upload_module
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.faults
 
 CALLS = (
     "open", "write", "pwrite", "pread", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir",

@@ -10,7 +10,7 @@ from tests.faults.test_folder_between_attempts import Process
 from tests.runs import RunFile, command, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import comparable_results
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 ITERATIONS = 60
 
 

@@ -13,7 +13,7 @@ from tests.integration.test_eval_command import Evaluation, begun, children
 from tests.runs import kill, rows, wait_for, yatt
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 HELD_REWARD = """
 import pathlib, time

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from tests.faults.test_folder_between_attempts import met
 from tests.runs import ROOT, RunFile, command, environment, rows, start, wait_for, yatt
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 WEATHER = ROOT / "tests" / "soak" / "weather"
 ITERATIONS = 3
 

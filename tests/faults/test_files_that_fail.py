@@ -14,7 +14,7 @@ from yatt.config.site import SiteConfig
 from yatt.launch.resolve.plan import JobPlan, write_plan
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 def step_of(paths: RunPaths) -> list[str]:

@@ -19,7 +19,7 @@ from yatt.errors import ConfigError, FolderGone, FolderUnreachable, StaleAttempt
 from yatt.launch.folder.folder_wait import FolderWait
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.faults
 WEATHER = ROOT / "tests" / "soak" / "weather"
 
 

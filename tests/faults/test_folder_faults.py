@@ -22,7 +22,7 @@ from yatt.cli.commands.look import status
 from yatt.errors import YattError
 from yatt.uploader import upload as upload_module
 
-pytestmark = [pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 def begun(folder: Path, root: Path) -> Trainer:

@@ -11,7 +11,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, held_after, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import STEP
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.faults
 
 ITERATIONS, SAVE_EVERY, CALLS = 100, 40, 16
 SETTINGS = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runs import RunFile, rows, yatt
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 HANGS = """
 import time

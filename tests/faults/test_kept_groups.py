@@ -15,7 +15,7 @@ from yatt.adapters.files.record_file import RecordReader
 from yatt.control.rollouts.groups.kept_files import LINE, kept_files
 from yatt.core.samples.prompts import RowSource, row_order
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 BATCH, N = 8, 4
 NUM_HELD = 3

@@ -15,7 +15,7 @@ from yatt.core.phases.time_left import RESERVE_S
 from yatt.obs.metrics import STEP
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.faults
 
 TRAINER = {"total_iterations": 8}
 SLOW_BYTES_PER_S = 150_000

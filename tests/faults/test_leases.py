@@ -8,7 +8,7 @@ import pytest
 from tests.runs import RunFile, kill, rows, start, wait_for
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

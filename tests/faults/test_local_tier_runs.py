@@ -21,7 +21,7 @@ from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.store.store import FolderStore, Store
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]
 
 CALLS = 8
 """Completions of an iteration that each of the two nodes scores."""

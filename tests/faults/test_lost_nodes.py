@@ -29,7 +29,7 @@ from yatt.launch.folder.folder import open_folder
 from yatt.launch.resolve.completed import completed_config
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 SILENCE_S = 10.0
 SOON = "(ended, and was started again|was not heard of for 10)"  # whichever is sooner

@@ -16,7 +16,7 @@ from tests.runs import RunFile, living, rows, start, wait_for, yatt
 from yatt.obs.rollouts import read_iteration
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 N, GROUPS, ITERATIONS = 4, 8, 5
 REWARD = """
 import os

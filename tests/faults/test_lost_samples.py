@@ -12,7 +12,7 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.control.gpus.workers import MOST_DEATHS
 from yatt.control.rollouts.scoring.reward_pool import PATIENCE
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 HELD_UP = """
 import os, time

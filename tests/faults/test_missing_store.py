@@ -30,7 +30,7 @@ from yatt.launch.folder.folder import open_folder
 from yatt.launch.resolve.completed import completed_config
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 
 def run_file(folder: Path) -> RunFile:

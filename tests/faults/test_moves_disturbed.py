@@ -13,7 +13,7 @@ from tests.faults.test_lost_nodes import controller
 from tests.moving_slabs import JUDGE, double_holders, moving_run, turning_run
 from tests.runs import RunFile, kill, rows, start, wait_for, yatt
 
-pytestmark = [pytest.mark.faults]
+pytestmark = pytest.mark.faults
 ITERATIONS = 4
 Event = dict[str, Any]
 

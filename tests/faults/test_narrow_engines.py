@@ -14,7 +14,7 @@ from tests.runs import RunFile, environment, kill, rows, start, wait_for, yatt
 from tests.standing_still import interpreter_that_stands_still, put_interpreter
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 FIRST, SECOND = "rollout-n0s0e0", "rollout-n0s0e1"
 SCRIPT = {"steps_per_token": 20, "seconds_per_step": 0.002}

@@ -18,7 +18,7 @@ from tests.runs import RunFile, kill, living, start, wait_for, yatt
 from yatt.adapters.files.files import record_in
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 ITERATIONS = 40
 VICTIMS = (3, 4, 3)

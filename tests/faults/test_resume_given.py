@@ -8,7 +8,7 @@ from tests.faults.test_resume_exact import final_state, finish_under_fire, metri
 from tests.given_runs import GivenRunFile
 from tests.runs import yatt
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 NUM_KILLS, ITERATIONS = 3, 100
 VICTIMS = ("yatt.control", "yatt.trainer", "yatt.uploader", "everything")
 

@@ -12,7 +12,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, held_after, kill, living, rows, start, wait_for, yatt
 from yatt.obs.metrics import STEP
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.faults
 
 SLOW = {"checkpoint": {"save_every": 1, "keep": 2, "max_bytes_per_s": 400_000}, "launch": {"nodes": 1}}
 """The policy of the tests has 1.2 MB of state: a save takes about three seconds, an iteration less."""

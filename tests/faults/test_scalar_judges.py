@@ -11,7 +11,7 @@ from tests.reward_models import make_reward_model
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 def run_file(folder: Path, scalar: str, **changes: Any) -> RunFile:

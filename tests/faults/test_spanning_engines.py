@@ -14,7 +14,7 @@ from tests.runs import RunFile, kill, rows, start, wait_for, yatt
 from tests.spanning_engines import LEASE, SCRIPT, events, pid_of, scripted_run, starts_of
 from tests.tiny_models import make_scripted_model
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 RANKS = "rollout-n0s0r0", "rollout-n1s0r1"
 ITERATIONS = 4
 

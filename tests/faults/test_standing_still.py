@@ -22,7 +22,7 @@ from yatt.core.gpus.placement import ROLLOUT, placement_of
 from yatt.obs.story.events import EventLog
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 SLOW = """
 import os, time

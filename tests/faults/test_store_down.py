@@ -40,7 +40,7 @@ from yatt.launch.checks.preflight import check_store
 from yatt.launch.folder.folder import open_folder
 from yatt.launch.resolve.completed import completed_config
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 
 class Road:

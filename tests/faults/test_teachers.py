@@ -12,7 +12,7 @@ from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import NUM_PROMPTS, RunFile, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_qwen3
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 SOURCES = ("sum", "word")
 ITERATIONS = 12

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 
 
 def test_a_grouped_product_on_the_gpu_is_each_groups_product(cuda):

@@ -9,7 +9,7 @@ from yatt.adapters.machine.nvml import sees_host_pids
 from yatt.core.gpus.placement import ROLLOUT, TRAINER
 from yatt.errors import WorkerFailed
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.gpu
 
 USER = "tests.nvml.cuda_user"
 PATIENCE = {"release_s": 60.0, "kill_s": 20.0, "memory_check_s": 4.0, "slack_bytes": 512 * MIB}

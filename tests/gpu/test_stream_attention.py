@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.packages import needs
 from tests.tiny_models import VOCAB_SIZE
 from yatt.records import message as m
 
-pytestmark = [needs("megatron"), pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [needs("megatron"), pytest.mark.gpu]
 
 MIB = 1 << 20
 PROBE = [[(7 * row + 3 * at) % VOCAB_SIZE for at in range(24)] for row in range(3)]

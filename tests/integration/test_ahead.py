@@ -11,7 +11,7 @@ from tests.bench.oversampling import balance_of
 from tests.runs import RunFile, living, rows, start, wait_for, yatt
 
 ITERATIONS = 6
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def events_of(run: RunFile) -> list[dict[str, Any]]:

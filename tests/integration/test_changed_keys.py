@@ -5,12 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.faults.test_resume_exact import final_state, metrics
 from tests.runs import RunFile, environment, rows, yatt
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_finished_run_continues_as_if_it_had_been_longer_from_the_start(tmp_path: Path) -> None:

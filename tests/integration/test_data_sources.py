@@ -5,11 +5,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.runs import RunFile, yatt
-
-pytestmark = pytest.mark.timeout(600)
 
 MAP = """
 def map_row(row):

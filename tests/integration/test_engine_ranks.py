@@ -232,7 +232,6 @@ open({path!r} + "-watched", "a").close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
 def test_vllm_over_two_processes_is_the_model_and_reads_no_pickle_of_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +278,6 @@ def test_vllm_over_two_processes_is_the_model_and_reads_no_pickle_of_the_network
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
 def test_slices_of_a_small_vocabulary_are_not_taken_for_the_whole(tmp_path: Path) -> None:
     """vLLM pads 30 rows to 64, so that each of two ranks has 32: more than the whole."""
     import transformers

@@ -12,7 +12,7 @@ from tests.packages import needs
 from tests.runs import ROOT
 from tests.tiny_models import make_qwen3, make_sigmoid_moe, make_windowed
 
-pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needs("vllm"), pytest.mark.slow]
 
 
 NUM_RANKS = 2

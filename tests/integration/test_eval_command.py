@@ -16,7 +16,7 @@ from tests.tiny_models import make_qwen3
 from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.processes.process import Identity
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
 REWARD = '''

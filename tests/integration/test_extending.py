@@ -19,7 +19,6 @@ from yatt.launch.checks.preflight import check_algorithm, check_trackers
 from yatt.obs.metrics import STEP
 
 PAGE = ROOT / "docs" / "extending.md"
-pytestmark = pytest.mark.timeout(600)
 
 
 def blocks(kind: str) -> list[str]:

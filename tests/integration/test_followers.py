@@ -128,7 +128,6 @@ def append(paths, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 def test_rows_are_logged_offline_once_each_also_over_a_resume_under_one_run_id(tmp_path):
     pytest.importorskip("wandb")
     paths = make_run(tmp_path, rows=metrics(3), logging=OFFLINE)
@@ -489,7 +488,6 @@ def test_only_an_online_run_asks_wandb_to_resume(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 def test_a_run_folder_that_fails_for_a_while_costs_the_follower_time(tmp_path):
     pytest.importorskip("wandb")
     row = {STEP: 4, "actor/pg_loss": math.nan, "actor/grad_norm": math.inf}

@@ -12,7 +12,7 @@ from tests.reward_models import expected_values
 from tests.runs import RunFile, rows, yatt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def finished(run: RunFile) -> list[dict]:

@@ -19,7 +19,7 @@ from tests.gpu import bench_engine, bench_trainer, bench_trl, colocated, parity,
 from tests.gpu.cases import Figures, Place, run_in_process, words_of
 from tests.runs import HANG_S, ROOT, environment, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = pytest.mark.slow
 
 CALL_S = 580
 GPU = ROOT / "tests" / "gpu"

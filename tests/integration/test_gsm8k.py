@@ -12,7 +12,7 @@ from tests.runs import ROOT, environment, run_to_end
 
 LIMIT_S = 420
 
-pytestmark = [needs("megatron"), pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [needs("megatron"), pytest.mark.slow]
 
 
 def gsm8k() -> Path:

@@ -13,7 +13,7 @@ from tests.tiny_models import make_scripted_model
 from tests.unit.adapters.test_judge_api import Service, says
 from yatt.adapters.inputs.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PAIR = {
     "judging": {"by": "pairwise"}, "template": "{prompt} 1:{completion_a}; 2:{completion_b}; best:",

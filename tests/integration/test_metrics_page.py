@@ -12,7 +12,7 @@ from tests.integration.test_recorded_rollouts import recorded, recording
 from tests.runs import ROOT, rows, yatt
 from yatt.obs.metrics import STEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ALWAYS, SOMETIMES = (
     part.partition("|---|")[2] for part in (ROOT / "docs" / "metrics.md").read_text().split("| metric |")[1:]
 )

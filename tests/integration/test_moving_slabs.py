@@ -12,7 +12,7 @@ from tests.runs import RunFile, rows, yatt
 from tests.tiny_models import make_qwen3
 from yatt.obs.story.batch_loads import read_batch_loads
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 ITERATIONS, REAL_ITERATIONS = 5, 4
 
 

@@ -90,7 +90,7 @@ def said_by(run: RunFile) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480 + COUNT // 10)
+@pytest.mark.timeout(900 + COUNT // 10)
 def test_a_live_run_acts_on_nothing_that_comes_to_its_ports_and_sockets_from_others(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     run = RunFile(

@@ -14,7 +14,7 @@ from yatt.core.samples.prompts import sample_seed
 from yatt.engine.script import _mixed
 
 ITERATIONS = 8
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_no_token_is_lost_or_made_twice(tmp_path: Path) -> None:

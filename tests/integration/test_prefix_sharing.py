@@ -154,7 +154,6 @@ def started(program: str, *arguments: Any) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(840)
 def test_groups_on_two_engines_cost_the_prefill_of_one_engine_that_has_them_all(tmp_path: Path) -> None:
     model = make_qwen3(tmp_path / "model", tied=True)
     facts = json.loads((tmp_path / "model" / "config.json").read_text())

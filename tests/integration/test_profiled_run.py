@@ -10,7 +10,7 @@ import pytest
 from tests.runs import RunFile, rows, yatt
 from yatt.obs.metrics import comparable_results
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def finished(folder: Path, **settings: object) -> RunFile:

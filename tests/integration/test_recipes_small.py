@@ -19,7 +19,7 @@ from tests.runs import ROOT, RunFile, living, rows, yatt
 from tests.tiny_models import make_of_config
 from tests.tiny_vision import make_vision_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 RECIPES = sorted((ROOT / "configs/recipes").glob("*.yaml"))
 RUN = (
     "deepseek-v3",

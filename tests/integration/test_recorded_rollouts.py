@@ -15,7 +15,7 @@ from yatt import open_run
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def recording(folder: Path, **settings: Any) -> RunFile:

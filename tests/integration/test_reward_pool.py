@@ -13,7 +13,6 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from yatt.errors import EXIT_WILL_CONTINUE
 from yatt.obs.metrics import comparable_results
 
-pytestmark = pytest.mark.timeout(600)
 BAD_REWARD = '''
 import ctypes, os, re, sys, zlib
 

@@ -20,7 +20,7 @@ from tests.unit.adapters.test_judge_api import Service, says
 from tests.videos import write_films
 from yatt.adapters.inputs.model_family import has_turned_experts
 
-pytestmark = [needs("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [needs("vllm"), pytest.mark.slow]
 NUM_ROWS, MEDIA = 8, {"video": {"max_frames": 6}}
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -11,7 +11,7 @@ from tests.runs import yatt
 from tests.tiny_vision import make_vision_model
 from tests.videos import encoded_frames, encoded_video, frames_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 FILMED = [{"type": "video"}, {"type": "text", "text": "and"}, {"type": "image"}]
 LISTED = {"video": ["0.png", "1.png", "2.png"], "fps": 2.0}
 CHAT = [{"role": "user", "content": "<image> or <image>?"}, {"role": "assistant", "content": "a"}]

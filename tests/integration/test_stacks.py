@@ -17,7 +17,7 @@ from tests.runs import ROOT, RunFile, environment, kill, living, start, wait_for
 from yatt.adapters.processes.stack_dump import MOST_BYTES, REQUEST, run_mark, stacks_here
 from yatt.core.attempts.exits import describe_exit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 HANGS = """
 import ctypes, os

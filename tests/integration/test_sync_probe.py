@@ -18,7 +18,6 @@ PROBE = [7 * i % (VOCAB_SIZE - 10) + 5 for i in range(48)]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_deep_random_model_in_bfloat16_is_in_sync_and_another_is_not(tmp_path: Path, engine: str) -> None:
     """Its log-probs differ by more than 0.1 between correct programs; bits that can be read agree."""
@@ -43,7 +42,6 @@ def test_a_deep_random_model_in_bfloat16_is_in_sync_and_another_is_not(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_policy_learns_from_an_engine_in_fp8_that_has_two_options(tmp_path: Path) -> None:
     """Its weights are quantised anew at each update; the check follows what the first one has shown.
     A whole run, because vLLM's update, the trainer's log-probs and the correction meet nowhere else."""

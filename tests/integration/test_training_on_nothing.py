@@ -4,11 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
-
-pytestmark = pytest.mark.timeout(600)
 
 ZERO = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

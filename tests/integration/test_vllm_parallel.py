@@ -33,7 +33,6 @@ pytestmark = needs("vllm")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_tensor_parallel_workers_serve_updated_weights(tmp_path):
     prepare_environment(device="cpu", threads=1)
     models = [make_qwen3(tmp_path / name, tied=True, seed=seed) for seed, name in enumerate("ab")]
@@ -65,7 +64,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_killed_engine_processes_leave_no_shared_memory(tmp_path):
     (tmp_path / "holds.py").write_text(HOLDS)
     model = make_qwen3(tmp_path / "model", tied=True, seed=0)

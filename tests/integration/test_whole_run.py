@@ -13,7 +13,7 @@ from tests.runs import RunFile, kill, living, rows, start, wait_for, yatt
 from tests.tiny_models import make_fp8, make_qwen3, make_scripted_model, make_sigmoid_moe
 from tests.unit.adapters.test_judge_api import Service, says
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 SMALL = {"kv_cache_bytes": 32 << 20, "enforce_eager": True}
 REHEARSED = {"trainer": "scripted"}

@@ -59,7 +59,7 @@ def check(record: dict[str, Any], numbers: random.Random) -> None:
         assert math.isfinite((role.step_s or 0) + (role.sequence_s or 0))
 
 
-@pytest.mark.timeout(480 + COUNT // 10)
+@pytest.mark.timeout(900 + COUNT // 10)
 def test_no_damaged_event_raises(tmp_path: Path) -> None:
     numbers = random.Random(SEED)
     records = []

@@ -74,7 +74,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-@pytest.mark.timeout(480 + COUNT // 10)
+@pytest.mark.timeout(900 + COUNT // 10)
 def test_a_damaged_run_file_is_loaded_or_refused_with_a_reason(tmp_path: Path) -> None:
     chance, text, path = random.Random(SEED), QUICKSTART.read_text(), tmp_path / "run.yaml"
     loaded = 0

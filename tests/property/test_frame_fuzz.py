@@ -35,7 +35,7 @@ SEED = seed_of("YATT_FUZZ_SEED")
 ATTEMPT = 3
 """A good request is answered within this, whatever came before it."""
 
-pytestmark = pytest.mark.timeout(480 + COUNT // 10)
+pytestmark = pytest.mark.timeout(900 + COUNT // 10)
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ BUCKET_COUNT = int(os.environ.get("YATT_FUZZ", "20"))
 
 SEED = seed_of("YATT_FUZZ_SEED")
 NEWEST = manifest_name(Commit(2, 1))
-pytestmark = [pytest.mark.timeout(480 + 2 * COUNT), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(900 + 2 * COUNT), pytest.mark.filterwarnings("ignore")]
 
 
 @dataclass

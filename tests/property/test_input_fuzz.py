@@ -38,7 +38,7 @@ from yatt.models.tensors import hf_shapes
 COUNT = int(os.environ.get("YATT_FUZZ", "100"))
 SEED = seed_of("YATT_FUZZ_SEED")
 SAMPLE = "the model answers 17 questions; grüße"
-pytestmark = pytest.mark.timeout(480 + COUNT)
+pytestmark = pytest.mark.timeout(900 + COUNT)
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB_SIZE, "hidden_size": 64,

@@ -27,7 +27,7 @@ EACH = 50
 OUTSIDE = re.compile(r"[\"> ](?:nan|-?inf)[\"< ,]|<script", re.IGNORECASE)
 
 
-@pytest.mark.timeout(480 + COUNT // 10)
+@pytest.mark.timeout(900 + COUNT // 10)
 def test_no_damaged_event_about_slabs_stops_a_look_at_the_run(tmp_path: Path, capsys) -> None:
     numbers = random.Random(SEED)
     whole = [each for each in MOVING if each["kind"] in KINDS]

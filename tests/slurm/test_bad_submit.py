@@ -14,7 +14,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.run_folder.ledger import ENDED, record_of_attempt
 from yatt.errors import EXIT_WILL_CONTINUE
 
-pytestmark = [pytest.mark.slurm]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from yatt.adapters.slurm.slurm import Slurm
 from yatt.core.attempts.deadman import Job
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 HIGH = "#!/bin/bash\nsleep 6\n"
 PAUSE_S = 15.0

@@ -15,7 +15,7 @@ from yatt.adapters.run_folder.ledger import started_attempts
 from yatt.launch.commands.executor import HetJob
 from yatt.launch.commands.stacks import of_node
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 BLOCKER = "#!/bin/bash\nsleep 300\n"
 
 

@@ -14,7 +14,7 @@ from tests.tiny_models import make_scripted_model
 from yatt.adapters.run_folder.ledger import run_is_finished, started_attempts
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 HIGH = "#!/bin/bash\nsleep 6\n"
 

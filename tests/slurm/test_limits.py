@@ -13,7 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.run_folder.ledger import started_attempts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 HIGH = "#!/bin/bash\nsleep 6\n"
 SAVE_EVERY = 3

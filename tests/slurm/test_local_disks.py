@@ -16,7 +16,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun
 from tests.slurm.test_containers import stand_in
 from tests.small_environments import make_environment, pack
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 
 def test_engines_that_are_started_again_need_the_copies_only(

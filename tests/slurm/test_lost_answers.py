@@ -16,7 +16,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.run_folder.ledger import started_attempts
 
 ROUNDS = int(os.environ.get("YATT_LOST_ANSWERS", "1"))
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 SBATCH = """#!/bin/bash
 # The real sbatch, whose answer is lost as often as {folder}/lose has lines.

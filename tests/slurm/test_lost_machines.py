@@ -18,7 +18,7 @@ from yatt.checkpoint.store.store import FolderStore
 from yatt.launch.attempt.join import GRACE_S
 from yatt.paths import RunPaths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 
 def hosts(run: SubmittedRun) -> list[str]:

@@ -35,7 +35,7 @@ EVENTS = int(os.environ.get("YATT_STORM_EVENTS", "3"))
 SEED = seed_of("YATT_STORM_SEED")
 ITERATIONS = 20 + 8 * EVENTS
 pytestmark = [
-    pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600 + 240 * EVENTS),
+    pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900 + 240 * EVENTS),
 ]  # fmt: skip
 
 REWARD = """

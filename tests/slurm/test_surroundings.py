@@ -13,7 +13,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends, metrics_of
 from yatt.adapters.node_local.local_folder import OWNER, new_name
 from yatt.adapters.processes.process import Identity
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 FEW = 4
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)

@@ -13,7 +13,7 @@ from tests.slurm.jobs import SLOW_REWARD, SubmittedRun, ends
 from yatt.adapters.run_folder.ledger import started_attempts
 from yatt.errors import EXIT_DO_NOT_RESTART
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.faults]
 
 CHECK = """
 case " $(cat $(dirname $0)/bad) " in

@@ -13,7 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SubmittedRun
 from tests.slurm.test_forms import SEARCH
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture

@@ -175,7 +175,6 @@ async def blocks_after(leader: Leader, first: int, last: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_iterations_with_moves_keep_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabs_module, "DECIDE_S", 3600.0)  # decisions come from `iteration`
 

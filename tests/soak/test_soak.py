@@ -32,7 +32,7 @@ from yatt.adapters.inputs.tokenizer import Tokenizer
 STORMS = int(os.environ.get("YATT_SOAK_STORMS", "1"))
 ITERATIONS = int(os.environ.get("YATT_SOAK_ITERATIONS", "30"))
 SEED = seed_of("YATT_SOAK_SEED")
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600 + 30 * ITERATIONS * STORMS)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900 + 30 * ITERATIONS * STORMS)]
 
 REWARD = """
 import hashlib, os, time

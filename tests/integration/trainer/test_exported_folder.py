@@ -12,7 +12,7 @@ from yatt.checkpoint.store.store import FolderStore
 from yatt.models.folder import ModelFolder
 from yatt.models.model import read_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 NAME = "manifests/00000001.000001.json"
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 JOBS = {

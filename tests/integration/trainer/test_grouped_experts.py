@@ -6,7 +6,7 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import ALGORITHM, EP, EXPERT_TP, SP, TINY
 from tests.integration.trainer.test_layouts import TP, assert_bit_equal, largest_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 KIND = "qwen2_moe"
 LAYOUTS = {
     1: {"one": {}},

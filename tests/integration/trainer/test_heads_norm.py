@@ -13,7 +13,7 @@ from tests.integration.trainer.paper_losses import paper_gradient
 from tests.integration.trainer.test_families import ALGORITHM, ONE_STEP, SP, TINY, TP, WRONG, not_equal
 from tests.integration.trainer.test_layouts import farthest, hf_logprobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 NUM_LAYERS = 2
 LEARN = [["publish", "start"], ["probe", "probed"], ["gradient", "first"]]
 SHARED = {TP: 2, **SP}

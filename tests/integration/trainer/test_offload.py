@@ -8,7 +8,7 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import EP
 from tests.integration.trainer.test_layouts import assert_bit_equal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 AWAY, PART_BYTES = {"offload_optimizer": True}, 9000
 LEARN = [["measured", 1], ["nap", 0], ["save", 1], ["publish", "after1"]]
 GO_ON = [["train", 2], ["state", "state"], ["save", 2], ["publish", "final"]]

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.trainer import one_sample
 from tests.integration.trainer.conftest import run_world
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ITERATIONS = 40
 GAE = {"adv_estimator": "gae", "correction": {"rule": "none"}}
 CRITIC = {"epochs": 2, "optimizer": {"lr": 3e-3, "lr_warmup_steps": 0}}

@@ -6,7 +6,7 @@ import torch
 from tests.integration.trainer.conftest import run_world
 from tests.integration.trainer.test_layouts import TP, assert_bit_equal, largest_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 LR, DECAY, MOMENTUM = 0.1, 0.05, 0.75
 SETTINGS = {
     "kind": "sgd", "lr": LR, "weight_decay": DECAY, "clip_grad": 0.0, "lr_warmup_steps": 0,

@@ -23,7 +23,7 @@ from tests.integration.trainer.test_seeing_layouts import names_in_files
 from tests.tiny_vision import KINDS as SEEING_KINDS, make_vision_model
 from yatt.records import message as m
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 LR, EPS, WARM_UP, DECAY, CLIP, LARGEST_NORM, HIGHEST = 1e-3, 1e-4, 2, 0.01, 0.2, 1.0, 2.0
 KINDS = ("qwen3", "qwen3_moe", "deepseek_v3")
 SPREAD, EXPERTS = {TP: 2, **SP}, {EP: 2, EXPERT_TP: 1}

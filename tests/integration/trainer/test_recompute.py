@@ -6,7 +6,7 @@ from tests.integration.trainer.conftest import make_model, run_world
 from tests.integration.trainer.test_families import ALGORITHM, TINY
 from tests.integration.trainer.test_layouts import CP, TP, assert_bit_equal, largest_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 NUM_LAYERS = 3
 DENSE, EXPERTS, LATENT = "qwen3", "qwen2_moe", "deepseek_v3"
 MODULES = {

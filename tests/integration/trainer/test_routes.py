@@ -17,7 +17,7 @@ from tests.integration.trainer.program import router_noise, samples
 from tests.integration.trainer.test_families import PAIR, SPREAD, TINY
 from yatt.trainer.forward.stats import load_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ALGORITHM = {"loss_agg_mode": "token-mean", "correction": {"rule": "none"}}
 KIND, LAYERS = "qwen3_moe", 3
 LAYOUTS = {

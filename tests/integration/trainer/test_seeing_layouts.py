@@ -17,7 +17,7 @@ from tests.integration.trainer.test_families import ALGORITHM, ONE_STEP, PAIR, S
 from tests.integration.trainer.test_layouts import largest_difference
 from tests.tiny_vision import as_engines_read, make_vision_model, probe_of_transformers, probe_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 FULL = {"recompute": "full"}
 DENSE = {"one": {}, **PAIR, "dp2": {"overlap_grad_reduce": True}}
 LAYOUTS = DENSE | SPREAD

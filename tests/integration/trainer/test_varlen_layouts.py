@@ -8,7 +8,7 @@ from tests.integration.trainer.conftest import Job, make_model, run_world
 from tests.integration.trainer.test_families import ALGORITHM, SP, TINY
 from tests.integration.trainer.test_layouts import CP, TP, largest_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 LAYOUTS = {1: {"one": {}}, 2: {"cp2": {CP: 2}, "tp2": {TP: 2, **SP}}, 4: {"cp4": {CP: 4}}}
 ACTIONS = [["gradient", "first"], ["publish", "final"], ["streams", 0]]
 """An iteration has two optimizer steps: the second one's gradient is of weights that have moved."""

@@ -223,7 +223,6 @@ def fetched(config) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_new_start_takes_the_hubs_newest_commit_and_says_which(tmp_path, config_of, hub, capsys):
     first = hub.commit(split(train="one", test="held out"))
     newest = config_of(train_files=("hf:group/sums:train",))
@@ -238,7 +237,6 @@ def test_a_new_start_takes_the_hubs_newest_commit_and_says_which(tmp_path, confi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_same_run_file_goes_on_with_the_commit_that_it_has_begun_with(config_of, hub):
     hub.commit(split(train="one"))
     config = with_made_data(config_of(train_files=("hf:group/sums:train",)))
@@ -250,7 +248,6 @@ def test_the_same_run_file_goes_on_with_the_commit_that_it_has_begun_with(config
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_data_set_in_the_librarys_cache_needs_no_hub(tmp_path, config_of, hub, monkeypatch):
     hub.commit(split(train="one"))
     config = config_of(train_files=("hf:group/sums:train",))
@@ -261,7 +258,6 @@ def test_a_data_set_in_the_librarys_cache_needs_no_hub(tmp_path, config_of, hub,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_entries_that_look_alike_are_files_of_their_own(config_of, hub):
     hub.commit(split(train="one", test="held out"))
     entries = ("hf:group/sums:train", "hf:group/sums:train+test", "hf:group/sums@main:train")
@@ -270,7 +266,6 @@ def test_entries_that_look_alike_are_files_of_their_own(config_of, hub):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_hub_that_is_away_costs_the_question_only(config_of, hub, capsys):
     commit = hub.commit(split(train="one"))
     config = config_of(train_files=("hf:group/sums:train",))
