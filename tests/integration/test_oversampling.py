@@ -1,5 +1,6 @@
 """Oversampling in a whole run: long completions are cut and continue, and every token is trained on once."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -42,11 +43,13 @@ def test_no_token_is_lost_or_made_twice(tmp_path: Path) -> None:
 
 
 def test_questions_to_genrms_are_cut_too_and_cost_no_group(tmp_path: Path) -> None:
-    """One GenRM is awake while the policy samples, one is a service; two trainer nodes."""
+    """One GenRM is awake while the policy samples, one is a service, one the policy; two trainer nodes."""
     judge = make_scripted_model(tmp_path / "judge", mean_tokens=20, seconds_per_step=0.01)
     (Path(judge) / "model.safetensors").write_bytes(b"")
     service = Service(lambda _: says("score: 7"))
     run = run_of(tmp_path, 1.5, ITERATIONS, seconds_per_step=0.001)
+    config = run.folder / "policy" / "config.json"  # texts have more tokens than were sampled
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
     run.settings["launch"]["nodes"] = 2
     run.settings["placement"] = {"mode": "partial", "genrm_gpu_sets": 1}
     read = {"template": "{completion}", "on_unparsable": "score", "unparsable_score": 0.25, "retries": 0}
@@ -55,6 +58,8 @@ def test_questions_to_genrms_are_cut_too_and_cost_no_group(tmp_path: Path) -> No
          **read, "verdict": {"pattern": "([a-z])", "scores": {"e": 1.0, "t": 0.0}}},
         {"name": "far", "model": "big", "api": {"url": service.url}, **read,
          "verdict": {"pattern": "score: ([0-9])"}},
+        {"name": "self", "model": "policy", "max_model_tokens": 2048, "max_tokens": 64, **read,
+         "verdict": {"pattern": "([a-z])", "scores": {"e": 1.0, "t": 0.0}}},
     ]  # fmt: skip
     try:
         done = yatt("run", str(run.write()))
@@ -67,7 +72,9 @@ def test_questions_to_genrms_are_cut_too_and_cost_no_group(tmp_path: Path) -> No
     assert not [event for event in events if event["kind"] in ("rollout.group.drop", "failure.report")]
     metrics = [row for row in rows(run.run_dir / "metrics.jsonl") if row["training/global_step"]]
     accepted = [event for event in events if event["kind"] == "rollout.group.accept"]
-    assert sum(row["genrm/near/asked"] for row in metrics) > N * len(accepted), "some were asked again"
+    for name in ("near", "self"):
+        asked = sum(row[f"genrm/{name}/asked"] for row in metrics)
+        assert asked > N * len(accepted), "some were asked again"
 
 
 def lengths_are_those_sampled(counts: dict[int, dict[str, int]], accepted: list[int]) -> bool:

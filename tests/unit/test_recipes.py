@@ -111,7 +111,7 @@ def test_rewards_and_judges_of_a_recipe_are_valid(path, monkeypatch) -> None:
         if genrm.kind == "text":
             check_template(genrm.template, "template", judging_of(genrm).fields)
             check_verdict(genrm.verdict, "verdict", genrm.judging.by)
-            check_structured(genrm, "genrms[0]")
+            check_structured(config, genrm, "genrms[0]")
         check_head(genrm, "genrms[0].model")
         check_length(genrm.model, "max_model_tokens", genrm.max_model_tokens)
 

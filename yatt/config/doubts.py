@@ -16,6 +16,7 @@ def doubtful_settings(config: RunConfig) -> list[Finding]:
         *learning_doubts(config),
         *_rewards(config),
         *_best(config),
+        *_self_judged(config),
     ]
 
 
@@ -95,6 +96,16 @@ def _best(config: RunConfig) -> Iterator[Finding]:
             "chooses by a judge alone, which a policy can learn to please. A function, or a second GenRM, "
             "with weight: 0 would show it (alarm judge.gap).",
         )
+
+
+def _self_judged(config: RunConfig) -> Iterator[Finding]:
+    for index, genrm in enumerate(config.genrms):
+        if genrm.is_policy and not config.rewards and all(g.weight > 0 for g in config.genrms):
+            yield doubt_about(
+                f"genrms[{index}].model",
+                "policy: a model prefers what it would write itself, and this judge changes with the policy. "
+                "A function, or a second GenRM, with weight: 0 would show the drift (alarm judge.gap).",
+            )
 
 
 def _services(config: RunConfig) -> Iterator[Finding]:

@@ -116,12 +116,16 @@ def engine_faults(config: RunConfig) -> Iterator[Finding]:
         if engine.engine_args:
             yield from _section_faults(f"{section}.engine_args", engine, config)
     for index, genrm in enumerate(config.genrms):
-        if genrm.engine_args and not genrm.has_engine:
+        if genrm.engine_args and genrm.api.url:
             yield mistake_in(
                 f"genrms[{index}].engine_args", "has no effect on a judge behind a URL; remove it."
             )
-    algorithm = config.algorithm
-    if "quantization" in config.rollout.engine_args and algorithm.correction.rule == "none":
+        if genrm.is_policy and genrm.verdict.read == "soft" and SPECULATION in config.rollout.engine_args:
+            yield mistake_in(
+                f"genrms[{index}].verdict.read",
+                f"soft: with rollout.engine_args.{SPECULATION} vLLM gives no log-probs of words; write word.",
+            )
+    if "quantization" in config.rollout.engine_args and config.algorithm.correction.rule == "none":
         yield mistake_in(
             "algorithm.correction.rule",
             "is none, but rollout.engine_args.quantization makes the engine's log-probs differ from the "

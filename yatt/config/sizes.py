@@ -47,6 +47,13 @@ def engine_sizes(config: RunConfig) -> Iterator[tuple[str, int]]:
             yield f"genrms[{index}].tp_size", genrm.tp_size
 
 
+def rollout_context(config: RunConfig) -> int:
+    """Returns the tokens of the longest sequence that the policy's engines take: a sample, or a question to
+    the policy as its own judge, with the answer."""
+    questions = [genrm.max_model_tokens for genrm in config.genrms if genrm.is_policy]
+    return max(config.data.max_prompt_tokens + config.rollout.max_response_tokens, *questions, 0)
+
+
 def slab_gpus(config: RunConfig) -> int:
     """Returns the GPUs per slab: as many as the widest engine has on one node; narrower engines are on it
     side by side. If an engine spans nodes, a slab is a whole node."""

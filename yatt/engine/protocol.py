@@ -21,6 +21,7 @@ from yatt.adapters.inputs.tokenizer import eos_ids
 from yatt.config.engine_keys import SPECULATION
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sections.ranges import EngineValue
+from yatt.config.sizes import rollout_context
 from yatt.errors import WorkerFailed
 from yatt.models.folder import takes_pictures
 from yatt.models.model import read_config
@@ -253,7 +254,7 @@ def rollout_options(config: RunConfig, device: Literal["cpu", "cuda"]) -> Engine
         dtype=config.model.dtype,
         device=device,
         eos_ids=eos_ids(config.model.path),
-        max_model_tokens=config.data.max_prompt_tokens + rollout.max_response_tokens,
+        max_model_tokens=rollout_context(config),
         max_num_seqs=rollout.max_num_seqs,
         tp_size=rollout.tp_size,
         kv_cache_bytes=rollout.kv_cache_bytes,

@@ -40,7 +40,8 @@ class JudgeOptions:
 
 
 def named_judge(config: RunConfig, name: str) -> GenRMSection:
-    """Returns a GenRM of a run file.
+    """Returns a GenRM of a run file, as it is asked without a policy's engines: one that is the policy has
+    an engine of its own, with the weights of `model.path`.
 
     Raises:
         ConfigError: there is none of that name, or it judges nothing.
@@ -61,7 +62,25 @@ def named_judge(config: RunConfig, name: str) -> GenRMSection:
             f"genrms[{name}].sees: all shows an environment's pictures, which rows do not have; write "
             "sees: prompt, or none."
         )
-    return found
+    return with_own_engine(config, found) if found.is_policy else found
+
+
+def with_own_engine(config: RunConfig, genrm: GenRMSection) -> GenRMSection:
+    """Returns a GenRM that is the policy, with an engine like the policy's."""
+    rollout = config.rollout
+    return replace(
+        genrm,
+        model=config.model.path,
+        dtype=config.model.dtype,
+        engine=rollout.engine,
+        tp_size=rollout.tp_size,
+        max_num_seqs=rollout.max_num_seqs,
+        kv_cache_bytes=rollout.kv_cache_bytes,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        expert_parallel=rollout.expert_parallel,
+        engine_args=rollout.engine_args,
+    )
 
 
 def asked_alone(genrm: GenRMSection) -> GenRMSection:

@@ -160,7 +160,7 @@ def build_worker(arguments: WorkerArguments, config: RunConfig) -> MediaWorker:
         name: load_preparation(Path(model), *limits) for name, model in models.items()
     }
     for genrm in seeing:
-        if not genrm.has_engine:
+        if genrm.api.url:
             preparations[genrm.name] = PictureEncoding(genrm.api.most_pixels, genrm.api.most_bytes)
     files = KeptFiles(Path(arguments.media), media.cache_bytes or default_cache_bytes())
     worker = MediaWorker(files, media.timeout_s)

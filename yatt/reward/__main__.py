@@ -294,7 +294,7 @@ class RewardWorker:
         if genrm is None:
             return None
         assert self._channel is not None, "attached before the first order"
-        limit_s = self._config.rollout.request_timeout_s + (0.0 if genrm.has_engine else genrm.api.outage_s)
+        limit_s = self._config.rollout.request_timeout_s + (genrm.api.outage_s if genrm.api.url else 0.0)
         return GenRMClient(self._channel, genrm, run_seed=self._config.run.seed, limit_s=limit_s)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from yatt.adapters.inputs.media import store_picture
 from yatt.adapters.inputs.media_head import MediaRefused, head_of_bytes, refuse_pixels
 from yatt.config.schema import RunConfig
-from yatt.config.sections.environment import EnvironmentSection
+from yatt.config.sections.functions import EnvironmentSection
 from yatt.errors import ConfigError
 from yatt.printable import printable
 from yatt.records.episode import ENVIRONMENT, IMAGE_MARK, MediaRef

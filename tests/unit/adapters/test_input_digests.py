@@ -10,8 +10,8 @@ import pytest
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.inputs import input_digests as digests
 from yatt.config.schema import RunConfig
-from yatt.config.sections.environment import EnvironmentSection
-from yatt.config.sections.scoring import GenRMSection, RewardSection
+from yatt.config.sections.functions import EnvironmentSection, RewardSection
+from yatt.config.sections.scoring import GenRMSection
 from yatt.records import inputs
 
 REWARD = "import helper\nfrom package import part\n\ndef compute_score(*_): return helper.SCORE\n"

@@ -21,13 +21,14 @@ SAID = [
     "so it is right: YES",
     "NO? YES",
     "YES",
+    "NO",
     '{"reason": "x", "score": 7}',
     "",
     "",
     "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 7.0, None, None, None, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 0.0, 7.0, None, None, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -45,7 +46,7 @@ def test_a_block_is_accepted_and_reads_what_a_judge_says(
     check_template(genrm.template, "template", fields, sees=genrm.sees != "none")
     check_verdict(genrm.verdict, "verdict")
     monkeypatch.setenv("JUDGE_API_KEY", "x")
-    if not genrm.has_engine:
+    if genrm.api.url:
         check_api(genrm, "api")
     if genrm.judging.by == "listwise":
         assert parse_ranking(SAID[number], genrm.verdict, 3) == MEANS[number]

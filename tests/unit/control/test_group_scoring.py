@@ -19,7 +19,7 @@ from yatt.adapters.inputs.dataset import Row
 from yatt.adapters.inputs.text_parts import TextPart
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_run_config
-from yatt.config.sections.scoring import RewardSection
+from yatt.config.sections.functions import RewardSection
 from yatt.control.gpus.prepared_requests import MediaUnusable
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
 from yatt.control.rollouts.scoring.judging import Judge

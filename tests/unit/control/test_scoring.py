@@ -62,6 +62,7 @@ class Bench:
             },
         )
         self.config = load_run_config([run.write()], [])
+        self.role = "rollout" if section["model"] == "policy" else "genrm:judge"
         self.open: dict[str, asyncio.Future[m.Completed]] = {}
         self.verdicts, self.answer, self.asked = list(verdicts), answer, list[m.SampleRequest]()
         judge = Judge(self.config, self._complete, self._abort, self._call, num_nodes=1, say=print)
@@ -75,7 +76,7 @@ class Bench:
         )
 
     async def _complete(self, role: str, sample: m.SampleRequest) -> m.Completed:
-        assert role == "genrm:judge"
+        assert role == self.role
         self.asked.append(sample)
         given = self.verdicts.pop(0)
         if given == HANGS:
@@ -86,7 +87,7 @@ class Bench:
         return given if isinstance(given, m.Completed) else completion(sample, given)
 
     async def _abort(self, role: str, request_ids: tuple[str, ...]) -> None:
-        assert role == "genrm:judge"
+        assert role == self.role
         for request_id in request_ids:
             self.open.pop(request_id).set_result(
                 m.Completed(
@@ -253,6 +254,25 @@ def test_an_interrupted_question_is_no_failure_and_is_asked_again(tmp_path: Path
     asyncio.run(scene())
     assert bench.sample.scores == {"digits": 0.25, "judge": 1.0}
     assert len({sample.request_id for sample in bench.asked}) == len(bench.asked) == 2 * votes
+
+
+def test_the_policy_as_judge_is_asked_while_it_samples_and_cut_with_it(tmp_path: Path) -> None:
+    policy = {"model": "policy", "engine": "auto"}
+    bench = Bench(tmp_path, [HANGS, judge_says(tmp_path, "Y")], good, **policy)
+    assert bench.scorer.names(("rollout",)) == bench.scorer.names() == ("digits", "judge")
+    assert bench.scorer.names(("genrm:other",)) == ("digits",), "while another GenRM has the GPUs"
+
+    async def scene() -> None:
+        scoring = asyncio.ensure_future(bench.scorer.score(bench.subject, ("rollout",)))
+        while not bench.open:
+            await asyncio.sleep(0.01)
+        await bench.scorer.interrupt()
+        await asyncio.wait_for(scoring, HANG_S)
+        assert bench.sample.scores == {"digits": 0.25} and not bench.sample.failed
+        await bench.scorer.score(bench.subject, ("rollout",))
+
+    asyncio.run(scene())
+    assert bench.sample.scores == {"digits": 0.25, "judge": 1.0}
 
 
 def test_a_question_without_tokens_is_refused_with_the_cure(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ MOST_ITERATIONS = 1000
 LEFT_OUT = (
     "The model leaves out: time to read prompts beyond what the speeds contain, limits of the KV cache, "
     "whether the policy fits into the memory of the trainer nodes, validation, restarts, calls of reward "
-    "functions and of judges behind a URL, differences between data shards, and learning from older tokens.",
+    "functions, of judges behind a URL and of the policy as its own judge, differences between data shards, "
+    "and learning from older tokens.",
     "All verdicts of a GenRM are equally long and begin when their completion is complete. Training takes "
     "time in proportion to completions and in inverse proportion to GPUs. A switch takes the same time "
     "everywhere. Tokens per second are those of completions that are trained on. An idle share is the part "

@@ -15,6 +15,7 @@ from yatt.cli.judging.parts import (
     config_of,
     device_here,
     place_of_genrm,
+    policy_note,
     result_bytes,
     result_line,
     write_result_folder,
@@ -114,7 +115,7 @@ def measured_notes(result: JudgeResult, base: RunConfig) -> list[str]:
     Args:
         base: the config of the run, whose own keys are advised about.
     """
-    notes = [order_advice(result, named_judge(base, result.judge))]
+    notes = [order_advice(result, named_judge(base, result.judge)), policy_note(base, result.judge)]
     if result.form == "texts" and not result.values:
         notes.append("labels are no verdicts of this GenRM: only their order was compared (auc).")
     if result.too_long:

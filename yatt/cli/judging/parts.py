@@ -62,6 +62,13 @@ def asked_with(genrm: GenRMSection, config: RunConfig) -> dict[str, Any]:
     }
 
 
+def policy_note(config: RunConfig, name: str) -> str:
+    """Returns what is to be said of a GenRM that is the policy; empty: it is another model."""
+    if not any(genrm.is_policy for genrm in config.genrms if genrm.name == name):
+        return ""
+    return f"'{name}' is the policy; it was asked with the weights of {config.model.path}."
+
+
 def write_result_folder(out: Path, files: Mapping[str, bytes]) -> None:
     """Writes files into a new folder, which appears when it is whole.
 

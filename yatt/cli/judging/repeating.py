@@ -16,6 +16,7 @@ from yatt.cli.judging.parts import (
     asked_with,
     device_here,
     place_of_genrm,
+    policy_note,
     result_bytes,
     result_line,
     write_result_folder,
@@ -78,7 +79,7 @@ def judge_again(arguments: argparse.Namespace) -> int:
     told = asked_with(genrm, settings.config)
     result = again_result(recorded, samples, then, Opinion(name=genrm.name, config=new), paths.root, told)
     try:
-        _show(arguments, result)
+        _show(arguments, result, policy_note(new, genrm.name))
     finally:  # also where nobody reads the output any more
         write_result_folder(
             out, {RESULT: result_bytes(result)} | ({PAGE: again_page(result)} if arguments.html else {})
@@ -194,7 +195,7 @@ def target_again(paths: RunPaths, name: str) -> Path:
     return out
 
 
-def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
+def _show(arguments: argparse.Namespace, result: AgainResult, note: str) -> None:
     if arguments.json:
         sys.stdout.write(result_line(result) + "\n")
     else:
@@ -204,6 +205,8 @@ def _show(arguments: argparse.Namespace, result: AgainResult) -> None:
         sys.stdout.write(printable(about) + "\n\n")
         sys.stdout.writelines(f"{printable(line)}\n" for line in quality_table(result.figures))
     sys.stdout.flush()
+    if note:
+        sys.stderr.write(f"yatt: note: {printable(note)}\n")
     if result.left_out:
         sys.stderr.write(f"yatt: note: {result.left_out} samples are of groups that are not recorded whole\n")
     if "advantages" not in result.figures:

@@ -1,4 +1,4 @@
-"""The run file's sections about scores: reward functions, GenRMs and their verdicts.
+"""The run file's section about GenRMs.
 
 The other sections and the complete config are in `yatt.config.schema`.
 """
@@ -27,67 +27,8 @@ from yatt.config.sections.ranges import (
     SHARE,
     SIZE_BYTES,
     EngineValue,
-    Free,
     range_between,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardSection:
-    """A reward function: `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`."""
-
-    name: Annotated[str, LINE]
-    """Name of the score in metrics."""
-
-    path: Annotated[str, FILE]
-    """A Python file, or `builtin:NAME` for a function that ships with yatt."""
-
-    function: Annotated[str, LINE] = "compute_score"
-    """Name of the function in the file. Async functions are awaited."""
-
-    style: Literal["verl", "trl"] = "verl"
-    """trl: `fn(prompts, completions, **columns) -> list[float]`."""
-
-    scope: Literal["auto", "sample", "batch", "group"] = "auto"
-    """What one call gets: a sample; a batch of samples; or all samples of a prompt group. With batch and
-    group, verl functions get lists (`data_sources, solution_strs, ground_truths, extra_infos`) and return a
-    list. auto: trl functions get the group, others a sample."""
-
-    batch_size: Annotated[int, COUNT] = 64
-    """With scope batch: most samples of a call."""
-
-    batch_wait_s: Annotated[float, SECONDS, OPERATIONAL] = 0.05
-    """With scope batch: how long a call waits for more samples."""
-
-    weight: Annotated[float, FINITE] = 1.0
-    """Weight of the score in the reward. 0: measured only; its failures then drop no prompt group."""
-
-    kwargs: dict[str, Free] = field(default_factory=dict)
-    """Keyword arguments of each call."""
-
-    timeout_s: Annotated[float, SECONDS, OPERATIONAL] = 60.0
-    """Time limit of one call."""
-
-    trial: Annotated[bool, OPERATIONAL] = True
-    """Before each start, call the function on a few rows, with the ground truth and with an empty text as
-    completion. It is refused if every call fails by a missing key, attribute or name, or a wrong type; other
-    failures are told."""
-
-    def __post_init__(self) -> None:
-        rule(bool(self.name), "name is empty.")
-        rule(
-            not self.path.startswith("builtin:")
-            or (self.scope in ("auto", "sample") and self.style == "verl"),
-            "a built-in function scores one sample; leave out scope and style.",
-        )
-
-    @property
-    def effective_scope(self) -> Literal["sample", "batch", "group"]:
-        """The scope, with auto resolved."""
-        if self.scope == "auto":
-            return "group" if self.style == "trl" else "sample"
-        return self.scope
-
 
 MOST_LIKELIEST = 128
 """Most likeliest tokens of a teacher: a completion's have 8 bytes each, for each of its tokens."""
@@ -97,6 +38,9 @@ LEAST_SOFT = 0.01
 
 MEASURES = ("confidence", "elsewhere", "same", "longer_wins")
 """What soft verdicts and scores say of a judge: metrics like criteria."""
+
+POLICY, POLICY_AT_START = "policy", "policy@start"
+"""Names of models of GenRMs that are no folders."""
 
 _OF_SCALARS = ("transform", "label")
 _OF_TEACHERS = ("coef", "data_sources", "top_k")
@@ -119,6 +63,18 @@ _OF_TEXTS = (
 )
 """Keys of a GenRM that only one kind has."""
 
+_OF_ENGINES = (
+    "engine",
+    "dtype",
+    "tp_size",
+    "max_num_seqs",
+    "kv_cache_bytes",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "expert_parallel",
+    "engine_args",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenRMSection:
@@ -129,7 +85,9 @@ class GenRMSection:
     """Name of the GenRM in metrics and reports."""
 
     model: Annotated[str, FILE]
-    """Hugging Face folder; with `api.url`, the model's name there."""
+    """Hugging Face folder; with `api.url`, the model's name there. policy: the policy judges itself, with the
+    weights that it samples with, on its own engines; the keys of an engine are those of `rollout`, and
+    max_model_tokens must be written. policy@start: the folder `model.path`, with an engine of its own."""
 
     kind: Literal["text", "scalar", "teacher"] = "text"
     """text: it writes a verdict. scalar: its folder's class is named ...ForSequenceClassification; the score
@@ -247,6 +205,7 @@ class GenRMSection:
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
+        self._check_policy()
         for kind, names in (("scalar", _OF_SCALARS), ("teacher", _OF_TEACHERS)):
             for name in names if self.kind != kind else ():
                 rule(self._is_default(name), f"{name}: is for kind: {kind}; remove it.")
@@ -289,6 +248,29 @@ class GenRMSection:
         )
         self._check_thinking()
         self._check_pairwise()
+
+    def _check_policy(self) -> None:
+        if not self.is_policy:
+            return
+        for name in _OF_ENGINES:
+            rule(
+                self._is_default(name),
+                f"{name}: has no effect with model: policy, whose engines are those of rollout; remove it.",
+            )
+        rule(
+            self.kind == "text" and not self.asks_by_client,
+            "model: policy judges by a template; write model: policy@start for a teacher, or for a function "
+            "with a client.",
+        )
+        rule(
+            self.sees == "none",
+            "sees: model: policy is shown no pictures to judge; write model: policy@start, or sees: none.",
+        )
+        rule(
+            self.max_model_tokens > 0,
+            "max_model_tokens: the policy's engines are built for the longest question with its answer; with "
+            "model: policy write it.",
+        )
 
     def _check_thinking(self) -> None:
         if not self.think.budget:
@@ -381,5 +363,10 @@ class GenRMSection:
 
     @property
     def has_engine(self) -> bool:
-        """Whether it runs on the run's GPUs."""
-        return not self.api.url
+        """Whether it has engines of its own."""
+        return not self.api.url and not self.is_policy
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy's engines answer, with its present weights."""
+        return self.model == POLICY and not self.api.url

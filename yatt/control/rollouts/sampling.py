@@ -210,7 +210,8 @@ class Sampler:
     async def break_off(self) -> None:
         """Aborts requests in flight: completions keep their tokens, verdicts are asked for again later."""
         self._breaking_off = True
-        await asyncio.gather(self._episodes.abort(), self._scorer.interrupt())
+        # Questions first: those to the policy itself are aborted with its completions, which is no failure.
+        await asyncio.gather(self._scorer.interrupt(), self._episodes.abort())
 
     def _is_enough(self, roles: tuple[str, ...]) -> bool:
         """Whether the batch can close now: enough groups are accepted (with oversampling: or waiting

@@ -30,7 +30,7 @@ from yatt.config.check import (
     num_trainer_nodes,
     slab_gpus,
 )
-from yatt.config.schema import RunConfig
+from yatt.config.schema import GenRMSection, RunConfig
 from yatt.config.sizes import only_judges
 
 TRAINER = "trainer"
@@ -40,6 +40,11 @@ ROLLOUT = "rollout"
 def genrm_role(name: str) -> str:
     """Returns the role of one GenRM."""
     return f"genrm:{name}"
+
+
+def answering_role(genrm: GenRMSection) -> str:
+    """Returns the role whose engines answer a GenRM's questions."""
+    return ROLLOUT if genrm.is_policy else genrm_role(genrm.name)
 
 
 def genrm_of_role(role: str) -> str:

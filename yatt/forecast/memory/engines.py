@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from yatt.config.schema import GenRMSection, RolloutSection, RunConfig
-from yatt.config.sizes import engine_roles
+from yatt.config.sizes import engine_roles, rollout_context
 from yatt.forecast.memory.parameters import parameter_kind
 from yatt.forecast.memory.ranks import RankLayout
 from yatt.forecast.memory.trainer import ITEM_BYTES, longest_sample
@@ -139,7 +139,7 @@ def _engine(
         key = f"genrms[{config.genrms.index(section)}]"
         item, longest = ITEM_BYTES[section.dtype], section.max_model_tokens or model.shape.max_positions
     else:
-        key, item, longest = "rollout", ITEM_BYTES[config.model.dtype], longest_sample(config)
+        key, item, longest = "rollout", ITEM_BYTES[config.model.dtype], rollout_context(config)
     if isinstance(section, GenRMSection) and section.kind == "scalar":
         model = replace(model, rows=tuple(row for row in model.rows if row.name != OUTPUT))
     weights = weights_numel(model, section.tp_size) * item

@@ -211,7 +211,7 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
     Raises:
         ConfigError: it cannot be used, or a question does not fit into the GenRM's context.
     """
-    folder = genrm.model
+    folder = config.judge_folder(genrm)
     if genrm.sees != "none":
         refuse_blind(config, genrm, key)
     tokenizer = _tokenizer(config, folder)
@@ -327,9 +327,10 @@ def _parts(
     for files in filter(None, (config.data.train_files, config.data.val_files)):
         yield f"reading {', '.join(files)}", partial(_check_files, config, files, tokenizer, stages)
     for index, genrm in enumerate(config.genrms):
-        if genrm.has_engine and Path(genrm.model).is_dir():
+        folder = config.judge_folders.get(genrm.name, "")
+        if folder and Path(folder).is_dir():
             key = f"genrms[{index}]"
-            what = f"{key}.model: the tokenizer of {genrm.model}"
+            what = f"{key}.model: the tokenizer of {folder}"
             yield what, partial(_check_judge, config, genrm, key, stages)
 
 

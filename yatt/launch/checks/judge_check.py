@@ -60,19 +60,20 @@ def check_head(genrm: GenRMSection, key: str) -> None:
         )
 
 
-def check_structured(genrm: GenRMSection, key: str) -> None:
+def check_structured(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     """Checks that the engine can keep to the form of verdicts.
 
     Raises:
         ConfigError: it cannot.
     """
-    if not genrm.has_engine or genrm.engine in ("auto", "vllm"):
+    engine = config.rollout.engine if genrm.is_policy else genrm.engine
+    if genrm.api.url or engine in ("auto", "vllm"):
         return
     if genrm.judging.asks == "together":
-        says = f"together needs engine vllm, which keeps to JSON, not {genrm.engine}; write each."
+        says = f"together needs engine vllm, which keeps to JSON, not {engine}; write each."
         raise ConfigError(says, key=f"{key}.judging.asks")
     if genrm.verdict.choices or genrm.verdict.json_schema:
-        says = f"choices and json_schema need engine vllm, not {genrm.engine}; write a pattern."
+        says = f"choices and json_schema need engine vllm, not {engine}; write a pattern."
         raise ConfigError(says, key=f"{key}.verdict")
 
 
@@ -193,13 +194,12 @@ def context_notes(
     times = most_shown(genrm, config.rollout.n)
     longest = num_tokens + prompt + times * config.rollout.max_response_tokens
     limit, name = genrm.max_model_tokens, f"{times} * " if times > 1 else ""
-    parts = f"template with {genrm.model} {num_tokens}" + (
-        f" + data.max_prompt_tokens {prompt}" if prompt else ""
-    )
+    folder = config.judge_folder(genrm)
+    parts = f"template with {folder} {num_tokens}" + (f" + data.max_prompt_tokens {prompt}" if prompt else "")
     parts += f" + {name}rollout.max_response_tokens {config.rollout.max_response_tokens}"
     if num_end:
         longest, parts = longest + num_end, f"{parts} + think.end {num_end}"
-    if longest >= limit and _same_tokenizer(config.model.path, genrm.model):
+    if longest >= limit and _same_tokenizer(config.model.path, folder):
         raise ConfigError(
             f"the longest question has {longest} tokens ({parts}), and a verdict needs room, but the GenRM "
             f"takes {limit}. Raise max_model_tokens, or lower one of these.",

@@ -219,15 +219,7 @@ def _checks(config: RunConfig) -> Iterator[Callable[[], object]]:
 def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
     for index, genrm in enumerate(config.genrms):
         key = f"genrms[{index}]"
-        if genrm.has_engine:
-            yield partial(check_judge, genrm, key)
-            yield partial(check_length, genrm.model, f"{key}.max_model_tokens", genrm.max_model_tokens)
-            if genrm.kind == "teacher":
-                yield partial(check_teacher, config, genrm, key)
-        else:
-            yield partial(check_api, genrm, f"{key}.api")
-            if genrm.sees != "none":
-                yield partial(refuse_blind, config, genrm, key)
+        yield from _answering_checks(config, genrm, key)
         yield from _question_checks(config, genrm, key)
     for reward in config.rewards:
         yield partial(check_function, config, reward)
@@ -236,6 +228,21 @@ def _judges_and_user_code(config: RunConfig) -> Iterator[Callable[[], object]]:
     if config.algorithm.path:
         yield partial(check_algorithm, config.algorithm)
     yield partial(check_trackers, config.logging)
+
+
+def _answering_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Iterator[Callable[[], object]]:
+    """Yields the checks of what answers a GenRM's questions: a model, or a service."""
+    if genrm.api.url:
+        yield partial(check_api, genrm, f"{key}.api")
+        if genrm.sees != "none":
+            yield partial(refuse_blind, config, genrm, key)
+        return
+    folder = config.judge_folder(genrm)
+    if genrm.has_engine:
+        yield partial(check_judge, genrm, key)
+    yield partial(check_length, folder, f"{key}.max_model_tokens", genrm.max_model_tokens)
+    if genrm.kind == "teacher":
+        yield partial(check_teacher, config, genrm, key)
 
 
 def _question_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Iterator[Callable[[], object]]:
@@ -249,7 +256,7 @@ def _question_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Iterat
     if genrm.template and genrm.kind == "text" and genrm.judging.asks == "each":
         yield partial(check_verdict, genrm.verdict, f"{key}.verdict", genrm.judging.by)
     if genrm.template and genrm.kind == "text":
-        yield partial(check_structured, genrm, key)
+        yield partial(check_structured, config, genrm, key)
 
 
 def check_store(config: RunConfig) -> None:

@@ -47,13 +47,11 @@ def shown_samples(config: RunConfig, number: int) -> list[str]:
 def _show(stages: Stages, text: str, number: int) -> tuple[list[ConfigError], list[str]]:
     config = parse_resolved(text)
     tokenizer = Tokenizer(config.model.path, config.data.template_time)
+    folders = {name: folder for name, folder in config.judge_folders.items() if Path(folder).is_dir()}
     judges = {
-        f"genrms[{genrm.name}]": (genrm, Tokenizer(genrm.model, config.data.template_time))
+        f"genrms[{genrm.name}]": (genrm, Tokenizer(folders[genrm.name], config.data.template_time))
         for genrm in config.genrms
-        if (genrm.template or genrm.kind == "scalar")
-        and genrm.has_known_questions
-        and genrm.has_engine
-        and Path(genrm.model).is_dir()
+        if (genrm.template or genrm.kind == "scalar") and genrm.has_known_questions and genrm.name in folders
     }
     found, lengths = [], []
     rows = islice(read_data_rows(config.data.train_files, config.data), MOST_LENGTHS)

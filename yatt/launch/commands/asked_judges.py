@@ -51,7 +51,7 @@ def asked_judges(config: RunConfig) -> list[Finding]:
         reached, or refuses the request.
     """
     text = resolved_text(without_secrets(config))
-    services = [index for index, genrm in enumerate(config.genrms) if not genrm.has_engine]
+    services = [index for index, genrm in enumerate(config.genrms) if genrm.api.url]
     return [told for index in services for told in _told(config, text, index)]
 
 

@@ -16,7 +16,7 @@ from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.control.rollouts.groups.groups import TRUNCATED, SampleState
 from yatt.control.rollouts.scoring.subject import Judged, Subject
-from yatt.core.gpus.placement import genrm_role
+from yatt.core.gpus.placement import answering_role
 from yatt.core.samples.reasons import AFTER_THOUGHT, CUT, NO_VERDICT, REASONING
 from yatt.errors import ConfigError
 from yatt.judging.protocol import Question
@@ -148,7 +148,7 @@ class OpenQuestions:
         """Context manager: a question that `cut_all` may end at any moment; gives the ids of its requests: of
         the one, or of those for a thought and for a verdict."""
         keys = tuple(self.new_key(genrm) for _ in range(2 if genrm.think.budget else 1))
-        self._roles |= dict.fromkeys(keys, genrm_role(genrm.name))
+        self._roles |= dict.fromkeys(keys, answering_role(genrm))
         try:
             yield keys
         finally:
@@ -173,8 +173,8 @@ class QuestionEncoder:
     def __init__(self, config: RunConfig) -> None:
         opened = partial(with_retries, limit_s=config.launch.phase_timeout_s)
         self._tokenizers = {
-            g.name: opened(partial(Tokenizer, g.model, config.data.template_time))
-            for g in config.engine_genrms
+            name: opened(partial(Tokenizer, folder, config.data.template_time))
+            for name, folder in config.judge_folders.items()
         }
         limits = config.media.min_pixels, config.media.max_pixels
         self._pictures = {
@@ -184,13 +184,11 @@ class QuestionEncoder:
         }
         self._words = {
             g.name: word_tokens(g, self._tokenizers[g.name])
-            for g in config.engine_genrms
-            if g.verdict.read == "soft"
+            for g in config.genrms
+            if g.verdict.read == "soft" and not g.api.url
         }
         self._ends = {
-            g.name: thought_ending(g, self._tokenizers[g.name])
-            for g in config.engine_genrms
-            if g.think.budget
+            g.name: thought_ending(g, self._tokenizers[g.name]) for g in config.genrms if g.think.budget
         }
         self._turn = asyncio.Lock()
 

@@ -31,7 +31,7 @@ from yatt.control.rollouts.scoring.asked import (
     note_answer,
     unreadable_message,
 )
-from yatt.core.gpus.placement import genrm_role
+from yatt.core.gpus.placement import answering_role
 from yatt.core.samples.prompts import sample_seed
 from yatt.errors import WorkerFailed
 from yatt.judging.protocol import Answer
@@ -79,7 +79,7 @@ class Judge:
         self._config, self._complete, self._abort, self._call_reward = config, complete, abort, call_reward
         self._encoder = QuestionEncoder(config)
         self._services = {
-            g.name: JudgeApi(g, num_nodes, partial(say, g.name)) for g in config.genrms if not g.has_engine
+            g.name: JudgeApi(g, num_nodes, partial(say, g.name)) for g in config.genrms if g.api.url
         }
         self._structures = {g.name: structure_of(g.verdict) for g in config.genrms if g.template}
         self._files_of: FilesOf | None = None
@@ -140,7 +140,7 @@ class Judge:
         )  # fmt: skip
         if self._open.is_cut(key):
             raise Interrupted
-        completed = await self._complete(genrm_role(genrm.name), sample)
+        completed = await self._complete(answering_role(genrm), sample)
         if completed.finish_reason == m.MEDIA_FAULT:
             return Said(text="", finish_reason=REFUSED, error=completed.error)
         text = await self._encoder.decode(genrm, completed.token_ids)
@@ -251,7 +251,7 @@ class Judge:
         return None
 
     async def _ask_until_interrupted(self, genrm: GenRMSection, ask: m.Ask, sent: Rendered) -> Said:
-        if not genrm.has_engine:
+        if genrm.api.url:
             return await self.ask(genrm, ask, sent)
         with self._open.opened(genrm) as keys:
             encoded = await self._encoded(genrm, sent)
@@ -294,7 +294,7 @@ class Judge:
                 max_tokens=1,
                 scored_from=scored_from,
             )
-            completed = await self._complete(genrm_role(genrm.name), request)
+            completed = await self._complete(answering_role(genrm), request)
             if completed.finish_reason == ABORTED:
                 if self._open.is_cut(key):
                     raise Interrupted
@@ -337,7 +337,7 @@ class Judge:
             Refused: a service gives no log-probs.
         """
         scores = genrm.verdict.scores
-        if genrm.has_engine:
+        if not genrm.api.url:
             soft = await self._encoder.soft(genrm, said, offset, temperature)
         elif said.lacks_logprobs:
             raise Refused(f"{genrm.api.url} {said.lacks_logprobs}, which verdict.read: soft needs")

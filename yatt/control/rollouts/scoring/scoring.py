@@ -16,7 +16,7 @@ from yatt.control.rollouts.scoring.judging import Interrupted, Judge
 from yatt.control.rollouts.scoring.sources import ScoreSource
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.figures.evaluation import NOT_APPLICABLE as NOT_APPLICABLE
-from yatt.core.gpus.placement import genrm_role
+from yatt.core.gpus.placement import answering_role
 from yatt.core.samples.rewards import Shaping
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
@@ -40,7 +40,7 @@ class Scorer:
 
     def __init__(self, config: RunConfig, judge: Judge, sources: Mapping[str, ScoreSource]) -> None:
         self._config, self._judge, self._sources = config, judge, sources
-        self._roles = {g.name: genrm_role(g.name) for g in config.engine_genrms}
+        self._roles = {g.name: answering_role(g) for g in config.genrms if not g.api.url}
         self._genrms = {g.name: g for g in config.genrms}
         section = config.algorithm
         self.shaping = Shaping(

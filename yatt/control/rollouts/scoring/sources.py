@@ -13,7 +13,7 @@ from typing import Protocol
 from yatt.adapters.inputs.dataset import prompt_text, truth_text
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.config.sections.scoring import RewardSection
+from yatt.config.sections.functions import RewardSection
 from yatt.control.rollouts.scoring.asked import AskedQuestion, Unscored
 from yatt.control.rollouts.scoring.asking import scalar_scores, taught_score
 from yatt.control.rollouts.scoring.judging import CallReward, Judge, users_failure
