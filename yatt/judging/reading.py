@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -87,6 +87,33 @@ def structure_of(verdict: VerdictSection, criteria: Sequence[str] = ()) -> str:
     if verdict.choices:
         return json.dumps({"choice": verdict.choices})
     return json.dumps({"json": json.loads(verdict.json_schema)}) if verdict.json_schema else ""
+
+
+def unwritable_text(structure: str, can_write: Callable[[str], bool]) -> str:
+    """Returns the first choice, or part of every JSON answer, that a model cannot write; empty: none.
+
+    Args:
+        structure: see `structure_of`.
+    """
+    form = json.loads(structure or "{}")
+    texts = [*form.get("choice", ()), *_texts_of(form.get("json"))]
+    return next((text for text in texts if not can_write(text)), "")
+
+
+def _texts_of(schema: Any) -> Iterator[str]:
+    """Yields parts of every JSON text of a schema, as far as its simplest words tell them."""
+    if not isinstance(schema, dict):
+        return
+    if isinstance(values := schema.get("enum"), list):
+        yield from map(json.dumps, values)
+    elif schema.get("type") in ("number", "integer"):
+        yield "0123456789"
+    elif schema.get("type") == "object" and isinstance(properties := schema.get("properties"), dict):
+        yield from ("{", "}", ":", *([","] if len(properties) > 1 else []))
+        required = schema.get("required")
+        for name in required if isinstance(required, list) else ():
+            yield json.dumps(name)
+            yield from _texts_of(properties.get(name) if isinstance(name, str) else None)
 
 
 def parse_verdict(text: str, verdict: VerdictSection) -> float | None:

@@ -33,7 +33,7 @@ from yatt.judging.judging import check_asked, shortest_shown
 from yatt.judging.protocol import UnusableRow
 from yatt.judging.template import Shown, render_template
 from yatt.judging.ways.rubric import refuse_row
-from yatt.launch.checks.judge_check import context_notes
+from yatt.launch.checks.judge_check import check_writable, context_notes
 from yatt.launch.checks.seeing_check import PictureHeads, check_answer, refuse_blind, seeing_notes
 from yatt.models.folder import decoder_config
 from yatt.models.model import read_config
@@ -229,6 +229,7 @@ def _check_judge(config: RunConfig, genrm: GenRMSection, key: str, stages: Stage
             return []  # told by another check
     if genrm.verdict.read == "soft":
         word_tokens(genrm, tokenizer)
+    check_writable(genrm, tokenizer, key)
     num_end = len(thought_ending(genrm, tokenizer).ids) if genrm.think.budget else 0
     what = f"{key}.model: encoding a question with the tokenizer and chat template of {folder}"
     shortest = shortest_shown(genrm, config.rollout.n)

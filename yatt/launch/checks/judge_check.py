@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from yatt.adapters.inputs.model_family import has_some_windows, has_turned_experts
+from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import ConfigError, mistake_in
 from yatt.judging.judging import most_shown
+from yatt.judging.reading import structure_of, unwritable_text
 from yatt.launch.checks.model_check import check_model, checked_tensors
 from yatt.models.families import Family
 from yatt.models.model import read_config
@@ -75,6 +77,24 @@ def check_structured(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     if genrm.verdict.choices or genrm.verdict.json_schema:
         says = f"choices and json_schema need engine vllm, not {engine}; write a pattern."
         raise ConfigError(says, key=f"{key}.verdict")
+
+
+def check_writable(genrm: GenRMSection, tokenizer: Tokenizer, key: str) -> None:
+    """Checks that the tokenizer can write what the form of verdicts asks for: no request would be answered.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+
+    def can_write(text: str) -> bool:
+        return text in tokenizer.decode(tokenizer.encode_plain(text))
+
+    names = [each.name for each in genrm.judging.criteria] if genrm.judging.asks == "together" else []
+    if text := unwritable_text(structure_of(genrm.verdict, names), can_write):
+        says = f"{text!r} cannot be written in the tokenizer of {genrm.model}, but a verdict needs it; write "
+        if names:
+            raise ConfigError(f"together: {says}each.", key=f"{key}.judging.asks")
+        raise ConfigError(f"{says}choices of other words, or a pattern.", key=f"{key}.verdict")
 
 
 def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:

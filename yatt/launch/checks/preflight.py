@@ -237,10 +237,10 @@ def _answering_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Itera
         if genrm.sees != "none":
             yield partial(refuse_blind, config, genrm, key)
         return
-    folder = config.judge_folder(genrm)
     if genrm.has_engine:
         yield partial(check_judge, genrm, key)
-    yield partial(check_length, folder, f"{key}.max_model_tokens", genrm.max_model_tokens)
+    limit = f"{key}.max_model_tokens"
+    yield partial(check_length, config.judge_folder(genrm), limit, genrm.max_model_tokens)
     if genrm.kind == "teacher":
         yield partial(check_teacher, config, genrm, key)
 
