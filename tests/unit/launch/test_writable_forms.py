@@ -76,10 +76,7 @@ def test_choices_of_its_letters_are_accepted_and_others_named(config: RunConfig)
 
 def test_json_without_braces_is_refused_and_a_pattern_offered(config: RunConfig) -> None:
     key, says = refused(of_judge(config, verdict=VerdictSection(json_schema=SCHEMA, json_key="a")))
-    assert key == "genrms[0].verdict"
-    assert says.startswith("'{' cannot be written in") and says.endswith(
-        "write verdict.choices, or a pattern."
-    )
+    assert key == "genrms[0].verdict" and says.startswith("'{' cannot be written in the tokenizer of ")
 
 
 def test_criteria_together_are_json_too(config: RunConfig) -> None:
