@@ -14,7 +14,13 @@ def as_sample(record: Record) -> Record | None:
     return record if all(value is None or is_number(value) for value in numbers) else None
 
 
-COMPLETION = "completion"
+COMPLETION, THOUGHT = "completion", "/thought"
+
+
+def judge_said(name: str) -> str:
+    """Returns what an entry of a sample's `verdicts` is: the answer of a GenRM, or the thought before it."""
+    of = name.removesuffix(THOUGHT)
+    return f"answer of GenRM {name}" if of == name else f"thought of GenRM {of}"
 
 
 def spoken_turns(record: Record) -> list[tuple[str, str]]:

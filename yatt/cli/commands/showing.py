@@ -17,7 +17,7 @@ from yatt.cli.commands.look import open_view
 from yatt.config.sections.operation import LoggingSection
 from yatt.errors import ConfigError
 from yatt.obs.rollouts import RecordedIteration, iterations_of, read_iteration, strict_value
-from yatt.obs.samples import COMPLETION, pictures_in_words, spoken_turns
+from yatt.obs.samples import COMPLETION, judge_said, pictures_in_words, spoken_turns
 from yatt.paths import RunPaths
 from yatt.printable import printable
 
@@ -185,7 +185,7 @@ def _one(found: RecordedIteration) -> Iterable[str]:
         yield from _judgement(judged)
     if not found.judged:
         for name, text in sorted(_mapping(each, "verdicts").items()):
-            yield from _block(f"last answer of GenRM {name} (its end)", text)
+            yield from _block(f"last {judge_said(name)} (its end)", text)
     yield ""
 
 

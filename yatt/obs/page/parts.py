@@ -12,7 +12,7 @@ from yatt.core.samples.lengths import FATES, by_bucket
 from yatt.obs.metrics import STEP, amount_in
 from yatt.obs.page.page_file import render_part
 from yatt.obs.page.timeline import draw_timeline, hidden_slabs, last_iterations
-from yatt.obs.samples import spoken_turns
+from yatt.obs.samples import judge_said, spoken_turns
 from yatt.obs.story.account import saves_in_words
 from yatt.obs.story.history import AttemptView
 from yatt.obs.story.words import duration_in_words, fine_duration, short_number
@@ -206,7 +206,7 @@ def _sample(sample: dict[str, Any], pictures: Markup) -> dict[str, Any]:
         "scores": [(name, _told(score)) for name, score in (sample.get("scores") or {}).items()],
         "turns": spoken_turns(sample),
         "truth": sample.get("ground_truth", ""),
-        "verdicts": (sample.get("verdicts") or {}).items(),
+        "verdicts": [(judge_said(name), text) for name, text in (sample.get("verdicts") or {}).items()],
     }
 
 
