@@ -7,6 +7,9 @@ from yatt.config.schema import RunConfig
 from yatt.config.sizes import engine_gpus_key, engine_node_gpus, engine_sizes
 from yatt.errors import Finding, doubt_about
 
+LEAST_AUDITED = 4
+"""Prompt groups of an iteration whose mean score says something."""
+
 
 def doubtful_settings(config: RunConfig) -> list[Finding]:
     """Returns every setting that may be unintended, with its consequence."""
@@ -17,6 +20,7 @@ def doubtful_settings(config: RunConfig) -> list[Finding]:
         *_rewards(config),
         *_best(config),
         *_self_judged(config),
+        *_audits(config),
     ]
 
 
@@ -105,6 +109,17 @@ def _self_judged(config: RunConfig) -> Iterator[Finding]:
                 f"genrms[{index}].model",
                 "policy: a model prefers what it would write itself, and this judge changes with the policy. "
                 "A function, or a second GenRM, with weight: 0 would show the drift (alarm judge.gap).",
+            )
+
+
+def _audits(config: RunConfig) -> Iterator[Finding]:
+    batch = config.trainer.train_batch_size
+    for index, genrm in enumerate(config.genrms):
+        if genrm.share < 1 and genrm.share * batch < LEAST_AUDITED:
+            yield doubt_about(
+                f"genrms[{index}].share",
+                f"is {genrm.share:g} of {batch} prompt groups an iteration: the mean of so few is mostly "
+                "chance, for the alarm judge.gap too.",
             )
 
 

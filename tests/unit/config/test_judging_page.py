@@ -23,12 +23,13 @@ SAID = [
     "YES",
     "NO",
     '{"reason": "x", "score": 7}',
+    "fine. score: 6",
     "",
     "",
     "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 0.0, 7.0, None, None, None, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 0.0, 7.0, 6.0, None, None, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -24,6 +24,7 @@ from yatt.control.rollouts.scoring.scoring import MOST_MEASURES, Scorer
 from yatt.control.rollouts.scoring.sources import score_sources
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.samples.placeholders import with_placeholders
+from yatt.core.samples.prompts import is_in_share
 from yatt.core.samples.reasons import cause_of
 from yatt.errors import WorkerFailed
 from yatt.judging.reading import parse_verdict
@@ -273,6 +274,27 @@ def test_the_policy_as_judge_is_asked_while_it_samples_and_cut_with_it(tmp_path:
 
     asyncio.run(scene())
     assert bench.sample.scores == {"digits": 0.25, "judge": 1.0}
+
+
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_an_audit_looks_at_its_share_of_the_groups_and_at_every_held_out_row(
+    tmp_path: Path, is_held_out: bool
+) -> None:
+    yes, numbers = judge_says(tmp_path, "Y"), range(12)
+    bench = Bench(tmp_path, [yes] * len(numbers), good, share=0.5, weight=0)
+    seed, looked_at = bench.config.run.seed, []
+    for number in numbers:
+        group = new_group(number, 0, "1 + 1 =", [1, 2], 1)
+        (sample,) = group.samples
+        sample.text, sample.finish_reason = " 2", "stop"
+        subject = replace(bench.subject, group=group, sample=sample, is_held_out=is_held_out)
+        asyncio.run(bench.scorer.score(subject, ROLES))
+        assert not sample.failed and sample.scores["digits"] == 0.25
+        assert sample.unmeasured.keys() ^ sample.scores.keys() == {"digits", "judge"}
+        looked_at += [number] if "judge" in sample.scores else []
+    expected = [n for n in numbers if is_held_out or is_in_share(seed, n, 0.5)]
+    assert looked_at == expected and len(bench.asked) == len(expected)
+    assert is_held_out or 0 < len(expected) < len(numbers)
 
 
 def test_a_question_without_tokens_is_refused_with_the_cure(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def test_hours_count_the_gpus_of_each_attempt_and_not_those_of_absent_nodes(tmp_
 def test_nothing_on_the_page_comes_from_elsewhere_or_runs(tmp_path):
     sample = {
         STEP: 1, "prompt": "<script>alert(1)</script>", "completion": "\ud800\x1b[31m</pre><img src=x>",
-        "verdicts": {"judge": "<i>", "judge/thought": "hm"}, "scores": {"judge": 0.5}, "reward": 0.5, "ground_truth": "4",
+        "verdicts": {"judge": "<i>", "judge/thought": "hm"}, "scores": {"judge": 0.5}, "reward": 0.5,
+        "ground_truth": "4",
     }  # fmt: skip
     page = page_of(make_run(tmp_path, events=TWO_ATTEMPTS, rows=metrics(6), samples=(sample,)))
     assert not re.search(r"<script|<img|<link|<iframe|https?://|url\(|@import| on[a-z]+=", page)

@@ -150,6 +150,10 @@ class GenRMSection:
     weight: Annotated[float, FINITE] = 1.0
     """Weight of its score in the reward."""
 
+    share: Annotated[float, SHARE] = 1.0
+    """Share of the prompt groups that it judges, drawn by the prompt's number; of held-out rows all. Below 1
+    only with weight: 0: an audit, which watches what the other scores lead to at a part of the price."""
+
     max_tokens: Annotated[int, COUNT] = 512
     """Maximum length of a verdict, in tokens, without the thought before it (`think`)."""
 
@@ -205,6 +209,10 @@ class GenRMSection:
 
     def __post_init__(self) -> None:
         rule(bool(self.name), "name is empty.")
+        rule(
+            self.share == 1 or (self.weight == 0 and self.kind != "teacher"),
+            "share: a score that counts is needed of every prompt group; write weight: 0, or remove share.",
+        )
         self._check_policy()
         for kind, names in (("scalar", _OF_SCALARS), ("teacher", _OF_TEACHERS)):
             for name in names if self.kind != kind else ():

@@ -201,6 +201,17 @@ def judge_measures(scores: Sequence[float], lengths: Sequence[int]) -> dict[str,
     return found | ({LONGER: longer / total} if total else {})
 
 
+def order_agreement(scores: Sequence[float], others: Sequence[float]) -> float | None:
+    """Returns the share of pairs of a group's completions that two scores order alike, of those that both
+    tell apart; None: there are none."""
+    alike = total = 0
+    for (score, other), (its_score, its_other) in itertools.combinations(zip(scores, others, strict=True), 2):
+        if min(abs(score - its_score), abs(other - its_other)) >= EQUAL_REWARDS:
+            total += 1
+            alike += (score > its_score) == (other > its_other)
+    return alike / total if total else None
+
+
 def unreadable_judges(row: Row) -> list[str]:
     """Returns the GenRMs whose share of answers without a verdict is too large, with it."""
     found = []

@@ -122,6 +122,11 @@ def sample_seed(seed: int, prompt_number: int, index: int | str, retry: int = 0)
     return random.Random(f"sample/{seed}/{prompt_number}/{index}/{retry}").getrandbits(31)
 
 
+def is_in_share(seed: int, prompt_number: int, share: float) -> bool:
+    """Whether a prompt group is one of this share of all groups; the larger share has all of the smaller."""
+    return sample_seed(seed, prompt_number, "share") < share * 2**31
+
+
 WINDOW = 128
 """Number of later prompt groups after which an outcome's weight in the acceptance rate is about a third."""
 

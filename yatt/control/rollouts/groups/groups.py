@@ -5,12 +5,13 @@ that are accepted beyond the target of an iteration, and interrupted groups, are
 are part of a checkpoint. Token ids and log-probs are packed: 8 bytes per token.
 """
 
+import itertools
 from collections.abc import Collection
 
 import msgspec
 
 from yatt.core.figures.evaluation import TRUNCATED as TRUNCATED
-from yatt.core.figures.judge_signs import judge_measures
+from yatt.core.figures.judge_signs import judge_measures, order_agreement
 from yatt.core.samples.rewards import EQUAL_REWARDS, Shaping, shaped_reward
 from yatt.errors import WorkerFailed
 from yatt.records.cluster import GroupFact
@@ -231,12 +232,13 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         """Returns metadata of an accepted group; `now` is the policy version that samples.
 
         Args:
-            judges: scores of which the metadata says too how they go with the length.
+            judges: scores of which the metadata says too how they go with the length, and with scores of
+                weight 0.
         """
         return GroupFact(
             number=self.number,
             samples=self.facts(weights, shaping),
-            scores=self.mean_scores() | self._of_judges(judges),
+            scores=self.mean_scores() | self._of_judges(judges) | self._agreements(judges, weights),
             ages=tuple(now - sample.oldest_version(now) for sample in self.samples),
         )
 
@@ -255,6 +257,17 @@ class PromptGroup(msgspec.Struct, kw_only=True):
             if len(scored) > 1:
                 scores, lengths = [s.scores[judge] for s in scored], [s.num_tokens for s in scored]
                 found |= {f"{judge}/{key}": value for key, value in judge_measures(scores, lengths).items()}
+        return found
+
+    def _agreements(self, judges: Collection[str], weights: dict[str, float]) -> dict[str, float]:
+        found = dict[str, float]()
+        for judge, other in itertools.product(
+            judges, [name for name, weight in weights.items() if not weight]
+        ):
+            both = [s.scores for s in self.samples if judge in s.scores and other in s.scores]
+            share = order_agreement([each[judge] for each in both], [each[other] for each in both])
+            if share is not None:
+                found[f"{judge}/agrees/{other}"] = share
         return found
 
     def rollouts(self) -> dict[int, Rollout]:

@@ -17,12 +17,15 @@ from yatt.control.rollouts.scoring.sources import ScoreSource
 from yatt.control.rollouts.scoring.subject import Subject
 from yatt.core.figures.evaluation import NOT_APPLICABLE as NOT_APPLICABLE
 from yatt.core.gpus.placement import answering_role
+from yatt.core.samples.prompts import is_in_share
 from yatt.core.samples.rewards import Shaping
 from yatt.errors import DeadlineExceeded, WorkerFailed
 from yatt.records import message as m
 
 MACHINES = (WorkerFailed, DeadlineExceeded, OSError)
 """Failures that no text and no function caused; OSError: this machine cannot start a thread."""
+
+NO_SCORE = m.Scored(score=0.0, applies=False)
 
 MOST_MEASURES = 64
 """Names of further numbers that one function may give; each is a curve. Others are left out, with a line."""
@@ -104,7 +107,7 @@ class Scorer:
             WorkerFailed: it was lost to machine failures, in deterministic mode.
         """
         try:
-            found = await self._sources[name].score(subjects)
+            found = await self._sources[name].score(subjects) if self._asks(name, subjects[0]) else None
         except Interrupted:
             return
         except Unscored as error:
@@ -113,8 +116,16 @@ class Scorer:
         except MACHINES as error:
             self._failed(name, subjects, str(error), is_users=False)
             return
-        for subject, scored in zip(subjects, found, strict=True):
+        for subject, scored in zip(subjects, found or [NO_SCORE] * len(subjects), strict=True):
             self._scored(name, subject, scored)
+
+    def _asks(self, name: str, subject: Subject) -> bool:
+        """Whether a score is made of this group, and not of others only."""
+        genrm = self._genrms.get(name)
+        is_part = genrm is not None and genrm.share < 1 and not subject.is_held_out
+        return not is_part or is_in_share(
+            self._config.run.seed, subject.group.number, self._genrms[name].share
+        )
 
     def _scored(self, name: str, subject: Subject, answer: m.Scored) -> None:
         sample = subject.sample
