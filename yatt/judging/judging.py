@@ -96,7 +96,10 @@ def questions_per_completion(genrm: GenRMSection, num_completions: int) -> float
 
 
 def shortest_shown(genrm: GenRMSection, num_completions: int) -> dict[str, ShownText]:
-    """Returns the shortest that a GenRM is shown: prompt and completions of one letter."""
+    """Returns the shortest that a GenRM is shown: prompt and completions of one letter; what a client of the
+    user's code shows is unknown, and taken for one letter."""
+    if genrm.asks_by_client:
+        return {"completion": "a"}
     return _shortest(genrm, num_completions)[1]
 
 

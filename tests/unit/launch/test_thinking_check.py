@@ -9,7 +9,7 @@ from tests.runs import RunFile
 from tests.tiny_models import make_scripted_model
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.load import load_run_config
-from yatt.config.schema import RunConfig
+from yatt.config.schema import RunConfig, VerdictSection
 from yatt.config.sections.judges import ThinkSection
 from yatt.control.rollouts.scoring.asked import thought_ending
 from yatt.errors import ConfigError
@@ -95,3 +95,9 @@ def test_questions_are_shown_with_the_place_of_the_thought(config: RunConfig) ->
     _, question, _ = shown_samples(config, 1)
     shown = question.partition(":\n")[2].splitlines()
     assert shown == ["  | A: 3.[a thought of at most 20 tokens]", "  | </think>", "  | ", "  | [the verdict]"]
+
+
+def test_a_function_with_a_client_has_no_question_to_look_at_and_is_accepted(config: RunConfig) -> None:
+    own = {"path": "asks.py", "template": "", "verdict": VerdictSection(), "think": ThinkSection()}
+    for chat in (False, True):
+        check_inputs(of_judge(config, **own, chat=chat))
