@@ -55,7 +55,6 @@ from yatt.control.rollouts.evaluator import EvaluatedRows, Evaluator
 from yatt.control.rollouts.given import GivenGroups, HeldOutGroups
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.kept import KeptGroups
-from yatt.control.rollouts.groups.prompt_source import PromptSource
 from yatt.control.rollouts.node_groups import NodeGroups
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.sampling import Sampler
@@ -317,7 +316,7 @@ def _trainer_node(
         return TrainerNode(node, given, None, training, judge, stores)
     episodes = partial(Episodes, node, tokenizer, parts.router, parts.rewards.call)
     kept = KeptGroups(node, events, writers.groups, data=rows.fingerprint, files=_sampled_with(node))
-    groups = NodeGroups(node, PromptSource(shard, kept))
+    groups = NodeGroups(node, shard, kept)
     recorder = RolloutRecorder(node, scorer, tokenizer, events, writers)
     sampler = Sampler(node, groups, scorer, episodes(rollout_sampling(config)), events, recorder)
     validator = None

@@ -34,8 +34,7 @@ from yatt.errors import EXIT_FAILED, YattError
 from yatt.paths import RunPaths
 from yatt.records import message as m
 from yatt.uploader.local_files import LocalSaves
-from yatt.uploader.snapshot import read_snapshot_plan
-from yatt.uploader.upload import Throttle, UploadJob
+from yatt.uploader.upload import Throttle, UploadJob, read_snapshot_plan
 
 CONTROLLER = "controller"
 NICENESS = 10

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.groups.groups import PromptGroup, new_group
+from yatt.control.rollouts.node_groups import AcceptedGroups
 from yatt.core.samples.rewards import Shaping
 from yatt.records.message import Turn, pack_ids
 

@@ -174,12 +174,12 @@ def test_groups_of_anything_else_are_not_used(make: Make, change: str) -> None:
     asyncio.run(killed(with_held(make, [3]), 1, 6, num_kept=5))
     again = make(answers, attempt=1 if change == "attempt" else 2)
     if change == "weights":
-        again.sampler.groups.source.kept.restored = "manifests/00000000.000001.json"
-    data, files = again.sampler.groups.source.kept._inputs
+        again.sampler.groups.kept.restored = "manifests/00000000.000001.json"
+    data, files = again.sampler.groups.kept._inputs
     if change == "data":
-        again.sampler.groups.source.kept._inputs = "others", files
+        again.sampler.groups.kept._inputs = "others", files
     if change == "settings":
-        again.sampler.groups.source.kept._inputs = data, "others"
+        again.sampler.groups.kept._inputs = data, "others"
     found = asyncio.run(again.advance(2 if change == "iteration" else 1, 6))
     assert len(found.groups) == 6 and asked(again) == set(range(6))
     passed = [each["reason"] for each in events(again, "groups.pass_over")]
@@ -232,7 +232,7 @@ def test_files_are_removed_as_soon_as_no_attempt_can_use_them(make: Make) -> Non
             found = await bench.advance(iteration, 2)
             bench.trained(found, iteration)
             if iteration == 2:
-                bench.sampler.groups.source.kept.saved(2)
+                bench.sampler.groups.kept.saved(2)
             expected = {1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 3, 4]}
             assert iterations() == expected[iteration], "the first one, one after a snapshot, the present one"
         await bench.advance(5, 2)
@@ -256,7 +256,7 @@ def test_a_write_that_hangs_delays_nothing_and_takes_bounded_memory(
         found = await bench.advance(1, 20)
         assert len(found.groups) == 20
         await until(lambda: events(bench, "groups.not_kept"), "the news")
-        assert 0 < bench.sampler.groups.source.kept._writer.waiting_bytes <= 2000
+        assert 0 < bench.sampler.groups.kept._writer.waiting_bytes <= 2000
         (said,) = events(bench, "groups.not_kept")
         assert said["iteration"] == 1 and "bytes wait to be written" in said["error"]
 
@@ -290,7 +290,7 @@ def test_a_failing_write_is_told_once_and_tried_again_unless_the_disk_is_full(
         assert [each["error"] for each in events(bench, "groups.not_kept")] == [
             f"OSError: [Errno {code}] {os.strerror(code)}"
         ]
-        assert bench.sampler.groups.source.kept._writer.waiting_bytes == 0
+        assert bench.sampler.groups.kept._writer.waiting_bytes == 0
 
     asyncio.run(scene())
     assert len(kept_files.kept_files(folder)) == (code == errno.EIO)

@@ -23,7 +23,6 @@ from yatt.control.rollouts.episodes import Episodes, rollout_sampling
 from yatt.control.rollouts.groups.carried import frozen_state
 from yatt.control.rollouts.groups.data_shard import DataShard
 from yatt.control.rollouts.groups.kept import KeptGroups
-from yatt.control.rollouts.groups.prompt_source import PromptSource
 from yatt.control.rollouts.node_groups import NodeGroups
 from yatt.control.rollouts.recording import RolloutRecorder
 from yatt.control.rollouts.router import Router
@@ -82,7 +81,7 @@ class Bench:
         episodes = Episodes(self.node, tokenizer, router, call_reward, rollout_sampling(config))
         self.writer = BackgroundWriter()
         kept = KeptGroups(self.node, events, self.writer, data=self.rows.fingerprint, files="")
-        groups = NodeGroups(self.node, PromptSource(shard, kept))
+        groups = NodeGroups(self.node, shard, kept)
         self.writers = Writers(self.node)
         recorder = RolloutRecorder(self.node, scorer, tokenizer, events, self.writers)
         self.sampler = Sampler(self.node, groups, scorer, episodes, events, recorder)

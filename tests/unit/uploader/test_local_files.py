@@ -18,7 +18,7 @@ from yatt.checkpoint.local.local_tier import LocalTier, UnfinishedFile
 from yatt.checkpoint.store.store import FolderStore, Written
 from yatt.errors import StoreUnreachable
 from yatt.records.message import ShardFile, Upload
-from yatt.uploader import local_files, snapshot as snapshot_module
+from yatt.uploader import local_files, upload as upload_module
 from yatt.uploader.local_files import LocalSave, LocalSaves
 from yatt.uploader.upload import Throttle, UploadJob
 
@@ -28,7 +28,7 @@ BLOCK = BYTES // 3
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(upload_module, "BLOCK_BYTES", BLOCK)
 
 
 class Upset(FolderStore):

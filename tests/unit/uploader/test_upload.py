@@ -13,9 +13,8 @@ from yatt.adapters.node_local.host_segment import AREAS, WEIGHTS, Stamp, plan_pa
 from yatt.checkpoint.store.store import FolderStore, Written
 from yatt.errors import StoreUnreachable, WorkerFailed
 from yatt.records.message import PlannedPiece
-from yatt.uploader import snapshot as snapshot_module, upload as upload_module
-from yatt.uploader.snapshot import RankSnapshot
-from yatt.uploader.upload import Throttle, UploadJob
+from yatt.uploader import upload as upload_module
+from yatt.uploader.upload import RankSnapshot, Throttle, UploadJob
 
 
 class GatedStore(FolderStore):
@@ -46,7 +45,7 @@ class GatedStore(FolderStore):
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "BLOCK_BYTES", BYTES // 3)
+    monkeypatch.setattr(upload_module, "BLOCK_BYTES", BYTES // 3)
 
 
 def job_of(store: FolderStore, trainers: list[Trainer], version: int = 1) -> UploadJob:

@@ -14,10 +14,9 @@ from yatt.adapters.inputs.dataset import RowFiles, prompt_text
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.node import Node
-from yatt.control.rollouts.groups.data_shard import DataShard
+from yatt.control.rollouts.groups.data_shard import DataShard, UntrainedPrompts
 from yatt.control.rollouts.groups.given import given_ids
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup
-from yatt.core.samples.prompts import PromptNumbers
 from yatt.core.samples.rewards import Shaping
 from yatt.errors import ConfigError
 from yatt.records import cluster as c
@@ -34,14 +33,14 @@ class GivenGroups:
 
     def __init__(self, node: Node, shard: DataShard, held_out: "HeldOutGroups") -> None:
         self._node, self.shard, self.held_out = node, shard, held_out
-        self._numbers = self._untrained = PromptNumbers(node.index, len(node.placement.trainer_nodes))
+        self._prompts = UntrainedPrompts(node)
         self._groups: dict[int, PromptGroup] = {}
         self._skipped = Counter[str]()
         self._is_stopped = False
 
     def state(self) -> NodeState:
         """Returns this controller's part of a checkpoint."""
-        return self.shard.state(self._untrained)
+        return self.shard.state(self._prompts.untrained)
 
     def restore(self, state: NodeState) -> None:
         """Resumes from `state`.
@@ -49,7 +48,7 @@ class GivenGroups:
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        self._numbers = self._untrained = self.shard.numbers(self._numbers, state)
+        self._prompts.restore(self.shard.numbers(self._prompts.unopened, state))
 
     def restored(self, weights: str) -> None:
         """Nothing depends on which weights this attempt has restored."""
@@ -67,7 +66,7 @@ class GivenGroups:
     def trained(self, numbers: set[int], iteration: int) -> None:  # noqa: ARG002 (as the sampler's)
         """Drops groups that were trained on."""
         if mine := self._groups.keys() & numbers:
-            self._untrained = self._untrained.after(max(mine))
+            self._prompts.trained(mine)
         self._groups = {number: group for number, group in self._groups.items() if number not in numbers}
 
     async def advance(self, order: c.Advance) -> None:
@@ -80,9 +79,9 @@ class GivenGroups:
         """
         self._is_stopped, skipped = False, 0
         while len(self._groups) < order.target and not self._is_stopped:
-            number = self._numbers.lowest
+            number = self._prompts.unopened.lowest
             group = await self._opened(number, order.target)
-            self._numbers = self._numbers.after(number)
+            self._prompts.opened(number)
             if group is not None:
                 self._groups[number], skipped = group, 0
                 continue
@@ -95,10 +94,11 @@ class GivenGroups:
             "is longer than data.max_prompt_tokens and rollout.max_response_tokens allow, or a pair of equals"
         )
         cure = "raise them, or correct the rows."
-        shared = math.gcd(self.shard.num_rows, self._numbers.num_shards)
+        numbers = self._prompts.unopened
+        shared = math.gcd(self.shard.num_rows, numbers.num_shards)
         if self._node.config.data.shuffle or shared == 1:
             return f"every row of data.train_files {faults}; {cure}"
-        own = f"row {self._numbers.shard % shared + 1} of every {shared} in each pass"
+        own = f"row {numbers.shard % shared + 1} of every {shared} in each pass"
         return (
             f"data.shuffle is false, so this node has {own}, and each of them {faults}. "
             f"Write data.shuffle: true; or {cure}"

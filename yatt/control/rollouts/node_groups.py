@@ -1,32 +1,99 @@
 """The prompt groups of one node that are not trained on yet, and what a checkpoint has of them."""
 
+from collections.abc import ItemsView, Iterable
+from functools import partial
+
 from msgspec import structs
 
 from yatt.adapters.inputs.dataset import Row
+from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.control.node import Node
-from yatt.control.rollouts.accepted import AcceptedGroups
 from yatt.control.rollouts.counters import GroupCounters
+from yatt.control.rollouts.groups.data_shard import DataShard, UntrainedPrompts
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, groups_due
+from yatt.control.rollouts.groups.kept import KeptGroups
 from yatt.control.rollouts.groups.kept_files import KeptGroup
-from yatt.control.rollouts.groups.prompt_source import PromptSource, most_opened
 from yatt.core.phases.kept_groups import Share
-from yatt.core.samples.prompts import PromptNumbers
+from yatt.core.samples.prompts import PATIENCE, opening_limit
+
+
+class AcceptedGroups:
+    """The accepted groups of one controller.
+
+    Groups *wait* until they are reported as part of a batch. If the next batch is begun before that one is
+    trained on (`rollout.ahead`), they are *taken*, so that they count for no other batch.
+    """
+
+    def __init__(self, groups: Iterable[PromptGroup] = ()) -> None:
+        self._waiting = {group.number: group for group in groups}
+        self._taken: dict[int, PromptGroup] = {}
+        self._iteration = 0  # of the batch that was reported last
+        self._reported: list[int] = []  # its groups, unless it was trained on
+
+    def __len__(self) -> int:
+        """Number of groups that wait."""
+        return len(self._waiting)
+
+    def waiting(self) -> ItemsView[int, PromptGroup]:
+        """Returns the groups that wait, with their numbers."""
+        return self._waiting.items()
+
+    def every(self) -> list[PromptGroup]:
+        """Returns all groups, by number."""
+        both = self._taken | self._waiting
+        return [both[number] for number in sorted(both)]
+
+    def of(self, numbers: set[int]) -> list[PromptGroup]:
+        """Returns the groups with these numbers that are here, by number."""
+        return [group for group in self.every() if group.number in numbers]
+
+    def add(self, group: PromptGroup) -> None:
+        """Adds an accepted group, without its texts: tokens are decoded again when they are shown."""
+        for sample in group.samples:
+            sample.text = ""
+        self._waiting[group.number] = group
+
+    def remove(self, number: int) -> None:
+        """Removes a group, if it is here; it is in no batch any more."""
+        self._waiting.pop(number, None)
+        self._taken.pop(number, None)
+
+    def report(self, iteration: int, target: int) -> list[PromptGroup]:
+        """Returns the batch of an iteration: the lowest numbers, at most `target`."""
+        self._iteration, self._reported = iteration, sorted(self._waiting)[:target]
+        return [self._waiting[number] for number in self._reported]
+
+    def take_reported(self) -> None:
+        """Takes the groups of the batch that was reported last, unless it was trained on."""
+        reported = [number for number in self._reported if number in self._waiting]
+        self._taken |= {number: self._waiting.pop(number) for number in reported}
+        self._reported = []
+
+    def trained(self, numbers: set[int], iteration: int) -> None:
+        """Removes groups that were trained on."""
+        self._waiting = {n: group for n, group in self._waiting.items() if n not in numbers}
+        self._taken = {n: group for n, group in self._taken.items() if n not in numbers}
+        if self._iteration == iteration:
+            self._reported = []
 
 
 class NodeGroups:
     """A node's groups, from opening to training.
 
+    Args:
+        shard: opens prompt groups.
+        kept: those that an earlier attempt has finished.
+
     Attributes:
-        numbers: of the prompts that are not opened yet.
         unfinished: opened groups that are neither accepted nor dropped, by number.
         rows: of all groups that are here, by number.
         counters: of groups, for metrics.
         sampled: numbers of unfinished groups that only lack scores.
     """
 
-    def __init__(self, node: Node, source: PromptSource) -> None:
-        self.source, self._is_deterministic = source, node.config.run.deterministic
-        self.numbers = self._untrained = PromptNumbers(node.index, len(node.placement.trainer_nodes))
+    def __init__(self, node: Node, shard: DataShard, kept: KeptGroups) -> None:
+        self.shard, self.kept, self._is_deterministic = shard, kept, node.config.run.deterministic
+        self._prompts = UntrainedPrompts(node)
         self.accepted, self.unfinished = AcceptedGroups(), dict[int, PromptGroup]()
         self.rows: dict[int, Row] = {}
         self.counters = GroupCounters()
@@ -35,9 +102,9 @@ class NodeGroups:
     def state(self) -> NodeState:
         """Returns this node's part of a checkpoint."""
         if self._is_deterministic:
-            return self.source.shard.state(self._untrained)
+            return self.shard.state(self._prompts.untrained)
         return structs.replace(
-            self.source.shard.state(self.numbers),
+            self.shard.state(self._prompts.unopened),
             accepted=self.accepted.every(),
             unfinished=list(self.unfinished.values()),
             counters=self.counters.every(),
@@ -49,7 +116,7 @@ class NodeGroups:
         Raises:
             ConfigError: the training files differ from those of `state`.
         """
-        self.numbers = self._untrained = self.source.shard.numbers(self.numbers, state)
+        self._prompts.restore(self.shard.numbers(self._prompts.unopened, state))
         self.accepted, self.counters = AcceptedGroups(state.accepted), GroupCounters(state.counters)
         self.unfinished = {group.number: group for group in state.unfinished}
 
@@ -58,9 +125,10 @@ class NodeGroups:
         self.accepted.trained(numbers, iteration)
         self.counters.trained(iteration)
         self.rows = {n: row for n, row in self.rows.items() if n not in numbers}
-        mine = set(filter(self._untrained.has, numbers))
+        mine = set(filter(self._prompts.untrained.has, numbers))
         if self._is_deterministic and mine:
-            self.numbers = self._untrained = self._untrained.after(max(mine))
+            self._prompts.trained(mine)
+            self._prompts.restore(self._prompts.untrained)
             self.accepted, self.unfinished, self.rows = AcceptedGroups(), {}, {}
             self.counters.clear()
 
@@ -91,16 +159,16 @@ class NodeGroups:
         Returns:
             the numbers of those that were replaced, in rising order.
         """
-        most = most_opened(target, factor)
+        most, unopened = PATIENCE * opening_limit(target, factor), self._prompts.unopened
         share = Share(
-            shard=self.numbers.shard,
-            num_shards=self.numbers.num_shards,
-            next_number=self.numbers.own,
+            shard=unopened.shard,
+            num_shards=unopened.num_shards,
+            next_number=unopened.own,
             most=most,
-            others=self.numbers.first_left(most) | self.unfinished.keys(),
+            others=unopened.first_left(most) | self.unfinished.keys(),
         )
-        await self.source.kept.begin(iteration, share)
-        found = {number: self.source.kept.like(group) for number, group in self.unfinished.items()}
+        await self.kept.begin(iteration, share)
+        found = {number: self.kept.like(group) for number, group in self.unfinished.items()}
         reused = {number: self._used(kept) for number, kept in found.items() if kept is not None}
         self.unfinished.update(reused)
         return sorted(reused)
@@ -110,12 +178,16 @@ class NodeGroups:
 
         Returns:
             its number; the group, None if its prompt is too long; whether an earlier attempt has kept it.
+
+        Raises:
+            WorkerFailed: its row cannot be read.
         """
-        group, row, kept = await self.source.open(number := self.numbers.lowest)
-        self.numbers = self.numbers.after(number)
+        group, row = await call_in_thread(partial(self.shard.open, number := self._prompts.unopened.lowest))
+        self._prompts.opened(number)
         if group is None:
             self.counters.of(number)["rollout/too_long"] += 1
             return number, None, False
+        kept = self.kept.like(group)
         if kept is not None:
             group = self._used(kept)
         self.unfinished[number], self.rows[number] = group, row
@@ -123,7 +195,7 @@ class NodeGroups:
 
     def has_kept(self) -> bool:
         """Whether an earlier attempt has kept a group that is not opened yet."""
-        return self.numbers.lowest <= self.source.kept.last
+        return self._prompts.unopened.lowest <= self.kept.last
 
     def _used(self, kept: KeptGroup) -> PromptGroup:
         """Returns the group, with its counters as if it had been sampled here."""
@@ -137,7 +209,7 @@ class NodeGroups:
             WorkerFailed: it cannot be read.
         """
         if group.number not in self.rows:
-            self.rows[group.number] = await self.source.row(group)
+            self.rows[group.number] = await call_in_thread(partial(self.shard.row, group.row))
 
     def resolved(self, group: PromptGroup) -> None:
         """The group is not unfinished any more."""

@@ -72,7 +72,7 @@ class Sampler:
     @property
     def shard(self) -> DataShard:
         """The node's data shard."""
-        return self.groups.source.shard
+        return self.groups.shard
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -92,11 +92,11 @@ class Sampler:
 
     def restored(self, weights: str) -> None:
         """Notes the identity of the weights that this attempt has restored."""
-        self.groups.source.kept.restored = weights
+        self.groups.kept.restored = weights
 
     def saved(self, iteration: int) -> None:
         """Notes that a snapshot of this iteration was taken."""
-        self.groups.source.kept.saved(iteration)
+        self.groups.kept.saved(iteration)
 
     def groups_of(self, numbers: set[int]) -> list[PromptGroup]:
         """Returns this node's groups of a batch."""
@@ -232,7 +232,7 @@ class Sampler:
             number, group, is_kept = await self.groups.open_next()
             if group is None:
                 skipped += 1
-                self.groups.source.check_some_fit(skipped)
+                self.shard.check_some_fit(skipped)
                 continue
             reused += [number] if is_kept else []
             opened.append(group)
@@ -266,7 +266,7 @@ class Sampler:
             await self._scorer.score_group(subjects, roles)
             self._recorder.scored(subjects[0])
         if group.failure() is None:
-            self.groups.source.kept.keep(group, self.groups.counters.whole(group.number))
+            self.groups.kept.keep(group, self.groups.counters.whole(group.number))
 
     async def _pursue_sample(self, group: PromptGroup, sample: SampleState, roles: tuple[str, ...]) -> None:
         subject = self._subject(group, sample)

@@ -2,17 +2,43 @@
 
 import functools
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 
 from yatt.adapters.inputs.dataset import Row, RowFiles, prompt_text
 from yatt.adapters.inputs.encoded_prompt import encode_prompt
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.config.schema import RunConfig
+from yatt.control.node import Node
 from yatt.control.rollouts.groups.given import given_ids
 from yatt.control.rollouts.groups.groups import NodeState, PromptGroup, new_group
 from yatt.core.samples.prompts import PromptNumbers, RowSource, row_order
 from yatt.errors import ConfigError
 from yatt.records.message import RowRef
+
+
+class UntrainedPrompts:
+    """The prompts of a node that are not trained on yet, by their numbers.
+
+    Attributes:
+        unopened: those of which the node has no group yet.
+        untrained: all. A checkpoint without any group begins with these.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.unopened = self.untrained = PromptNumbers(node.index, len(node.placement.trainer_nodes))
+
+    def restore(self, numbers: PromptNumbers) -> None:
+        """Begins with these; the node has no group."""
+        self.unopened = self.untrained = numbers
+
+    def opened(self, number: int) -> None:
+        """The lowest number was opened."""
+        self.unopened = self.unopened.after(number)
+
+    def trained(self, mine: Iterable[int]) -> None:
+        """Numbers of this node were trained on."""
+        self.untrained = self.untrained.after(max(mine))
 
 
 class DataShard:
@@ -46,14 +72,21 @@ class DataShard:
         """Number of prompts of a data epoch, over all nodes."""
         return self._num_prompts
 
+    def check_some_fit(self, skipped: int) -> None:
+        """Raises ConfigError if a whole data epoch had no prompt that is short enough.
+
+        Args:
+            skipped: number of prompts that were too long, one after the other.
+        """
+        if skipped > self.num_rows:
+            raise ConfigError(
+                "every prompt of data.train_files is longer than data.max_prompt_tokens "
+                f"({self._config.data.max_prompt_tokens}); raise it."
+            )
+
     def data_epoch(self, number: int) -> int:
         """Returns the pass over the data, from 0, to which a prompt number belongs."""
         return number // self._num_prompts
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Length of the longest prompt that is used."""
-        return self._config.data.max_prompt_tokens
 
     def state(self, numbers: PromptNumbers) -> NodeState:
         """Returns a node's part of a checkpoint, without any group.
