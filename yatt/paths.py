@@ -1,6 +1,7 @@
 """Paths of all files in the run folder."""
 
 import os
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,10 @@ class RunPaths:
     def kept_groups(self) -> Path:
         """Finished prompt groups of iterations that no checkpoint covers yet, by controller and attempt."""
         return self.root / "kept_groups"
+
+    def judge_weights(self, genrm: str) -> Path:
+        """Weights of other runs that a GenRM takes, and when it has which (`genrms[].refresh`)."""
+        return self.root / "judges" / f"genrm-{urllib.parse.quote(genrm, safe='')}"
 
     @property
     def evaluation(self) -> Path:

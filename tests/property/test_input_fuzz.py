@@ -29,7 +29,7 @@ from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import DataSection, GenRMSection, RunConfig, VerdictSection
 from yatt.errors import ConfigError
 from yatt.launch.checks.input_trial import check_text
-from yatt.launch.checks.judge_check import check_judge
+from yatt.launch.checks.judge_check import check_judge_folder
 from yatt.launch.checks.model_check import check_length, check_model, checked_tensors
 from yatt.launch.checks.policy_check import check_policy
 from yatt.models.model import read_model
@@ -357,7 +357,7 @@ def test_a_damaged_judge_is_refused_by_name_or_can_be_read(
     changed = replace(config, genrms=(judge,))
 
     def checks() -> None:
-        check_judge(judge, "genrms[0]")
+        check_judge_folder(judge, "genrms[0]")
         check_length(judge.model, "genrms[0].max_model_tokens", judge.max_model_tokens)
         text_checks(changed, tmp_path)
 

@@ -6,6 +6,7 @@ from yatt.adapters.net.channel import Channel
 from yatt.control.gpus.arbiter import Arbiter, Holding
 from yatt.control.gpus.engine_meter import EngineMeter
 from yatt.control.gpus.engines import LocalEngines
+from yatt.control.gpus.judge_folders import JudgeFolders
 from yatt.control.gpus.prepared_requests import PreparedRequests
 from yatt.control.gpus.processes.media_host import MediaHost
 from yatt.control.gpus.processes.supervisor import Supervisor
@@ -39,6 +40,7 @@ class Components:
     publications: Publications
     given_weights: GivenWeights
     workers: Workers
+    judges: JudgeFolders
     uploads: Uploads
     rewards: RewardPool
     media: MediaHost
@@ -103,6 +105,7 @@ def build_components(
         publications=publications,
         given_weights=GivenWeights(node, publications.fetched),
         workers=workers,
+        judges=JudgeFolders(node, supervisor),
         uploads=uploads,
         rewards=rewards,
         media=media,

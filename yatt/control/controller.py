@@ -27,6 +27,7 @@ from yatt.core.requests.peer_name import parsed_peer
 from yatt.errors import EXIT_FAILED, EXIT_USER_MISTAKE, WorkerFailed, YattError
 from yatt.records import cluster as c, message as m
 from yatt.records.moves import LoadAnswer, LoadQuery, MoveSlab, SlabMoved
+from yatt.records.weights import UseJudges
 
 _LOG = logging.getLogger(__name__)
 Answer = Awaitable[m.Message | None]
@@ -55,6 +56,7 @@ class Controller:
             c.OfferWeights: parts.given_weights.offer,
             c.TakeWeights: parts.publications.take,
             c.SyncWeights: self._sync,
+            UseJudges: parts.judges.use,
             c.Forward: self._forward,
             c.ForwardAbort: self._forward_abort,
             MoveSlab: self._move_slab,
@@ -128,6 +130,7 @@ class Controller:
                     self._parts.rewards.ready(worker)
 
     async def _start_workers(self, _: c.StartWorkers) -> m.Message:
+        await self._parts.judges.begin()
         placement = self._node.placement  # engines that a slab may have later start at the first move
         first = placement.first_roles_of if self._node.config.trains else _only_of(placement.sampling)
         workers = [
@@ -225,6 +228,7 @@ class Controller:
                 peers.admit(each.node, each.life, each.address)
         for index in set(order.lost) - peers.lost:
             peers.exclude(index, "is lost", peers.life(index))
+        await self._parts.judges.begin()  # the weights of a batch may have been chosen meanwhile
         awaited = {ROLLOUT} if self._node.config.trains else set[str]()
         self._parts.rooms.open(*(set(self._node.placement.pools) - awaited))
         return m.Done()

@@ -29,6 +29,7 @@ from yatt.control.leader.batches import BatchSampling
 from yatt.control.leader.coordinator import Coordinator
 from yatt.control.leader.evaluation_work import EvaluationWork
 from yatt.control.leader.inbox import Inbox
+from yatt.control.leader.judge_refresh import JudgeRefresh
 from yatt.control.leader.metrics_row import MetricsRow
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.phase_work import PhaseWork
@@ -199,7 +200,9 @@ class Session:
         )
         probe = await call_in_thread(partial(with_retries, read))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
-        batches = BatchSampling(node, clients, slabs, events, background)
+        judges = JudgeRefresh(node, clients, checkpoints, events)
+        await judges.choose_first()
+        batches = BatchSampling(node, clients, slabs, judges, events, background)
         trained = PhaseWork(node, clients, commits, batches, row, probe)
         return Coordinator(node, clients, trained, row, events, background)
 

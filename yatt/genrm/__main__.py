@@ -1,6 +1,8 @@
-"""The process of one GenRM engine, as yatt.rollout with ``--genrm NAME``; its weights never change."""
+"""The process of one GenRM engine, as yatt.rollout with ``--genrm NAME``; its weights never change: for newer
+ones (`genrms[].refresh`) a process is started with ``--model FOLDER``."""
 
 import sys
+from dataclasses import replace
 
 from yatt.adapters.processes.worker_arguments import parse_arguments
 from yatt.config.schema import GenRMSection, RunConfig
@@ -12,8 +14,11 @@ from yatt.engine.worker import EnginePlan
 from yatt.errors import ConfigError
 
 
-def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
+def genrm_plan(config: RunConfig, name: str, folder: str = "") -> EnginePlan:
     """Plan of the engine of the GenRM with that name.
+
+    Args:
+        folder: with the weights; empty: the one that the run file names.
 
     Raises:
         ConfigError: the run file has no such GenRM.
@@ -23,7 +28,7 @@ def genrm_plan(config: RunConfig, name: str) -> EnginePlan:
         known = ", ".join(each.name for each in config.genrms) or "none"
         raise ConfigError(f"genrms: no GenRM is named {name!r} (known: {known}).")
     options = genrm_options(
-        genrm,
+        replace(genrm, model=folder or genrm.model),
         device=choose_device(config.launch.device),
         deterministic=config.run.deterministic,
         most_pictures=_most_pictures(config, genrm),
@@ -48,4 +53,4 @@ def _most_pictures(config: RunConfig, genrm: GenRMSection) -> int:
 
 if __name__ == "__main__":
     arguments = parse_arguments("One GenRM engine of a yatt run.")
-    sys.exit(main(arguments, lambda config: genrm_plan(config, arguments.genrm)))
+    sys.exit(main(arguments, lambda config: genrm_plan(config, arguments.genrm, arguments.model)))

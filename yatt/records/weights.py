@@ -1,9 +1,11 @@
 """Records of published weights: where a trainer rank's host copy has which part of which tensor, and how a
-node asks another one for them."""
+node asks another one for them. And of a GenRM's weights, if it takes those of another run."""
+
+from typing import Annotated
 
 import msgspec
 
-from yatt.records.order import Message, Order
+from yatt.records.order import Done, Message, Order
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element, by torch's name of the dtype."""
@@ -90,3 +92,26 @@ class OfferWeights(Order[WeightsOffered], frozen=True, kw_only=True):
     former_version: int
     part: int = -1
     plan: bytes = b""
+
+
+FirstIteration = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+
+
+class ChosenWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The weights that a GenRM has from iteration `begins` on, as the run folder records them.
+
+    `folder`: name of the folder with them; empty: the one that the run file names. `source`: iteration of the
+    other run's checkpoint. `attempt`: the one that chose.
+    """
+
+    begins: FirstIteration
+    folder: str = ""
+    source: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+
+
+class UseJudges(Order[Done], frozen=True, kw_only=True):
+    """Order before a batch is sampled: the folder with the weights of each GenRM that takes those of another
+    run, by name. Its engines that were built from another folder are ended, and built anew."""
+
+    folders: dict[str, str]

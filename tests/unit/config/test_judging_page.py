@@ -22,6 +22,7 @@ SAID = [
     "NO? YES",
     "YES",
     "NO",
+    "YES",
     '{"reason": "x", "score": 7}',
     "fine. score: 6",
     "",
@@ -29,7 +30,7 @@ SAID = [
     "",
     "hm, score: 8",
 ]
-MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 0.0, 7.0, 6.0, None, None, None, 8.0]
+MEANS = [1.0, 0.0, (1, 2, 0), 1.0, 1.0, 1.0, 0.0, 1.0, 7.0, 6.0, None, None, None, 8.0]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -15,6 +15,7 @@ class WorkerArguments:
     endpoint: str
     node: int
     genrm: str
+    model: str
     engine: str
     rank: int
     num_ranks: int
@@ -32,6 +33,7 @@ def parse_arguments(description: str, argv: list[str] | None = None) -> WorkerAr
     parser.add_argument("--endpoint", required=True, help="the controller's ipc:// address")
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--genrm", default="", help="name of the GenRM among the run file's genrms")
+    parser.add_argument("--model", default="", help="folder of its weights, instead of the run file's")
     parser.add_argument("--engine", default="", help="name of the engine that this process is a rank of")
     parser.add_argument("--rank", type=int, default=0, help="this process's rank in its engine")
     parser.add_argument("--num-ranks", type=int, default=1, help="number of processes of its engine")

@@ -101,6 +101,15 @@ def export_as_hf(
     return written
 
 
+def check_is_of(manifest: Manifest, source: ModelFolder) -> None:
+    """Checks that a checkpoint has the weights of a model.
+
+    Raises:
+        ConfigError: it lacks some, or they have other shapes.
+    """
+    _kinds(manifest, source, FolderForm())
+
+
 def weight_bytes(manifest: Manifest, form: FolderForm | None = None) -> int:
     """Returns the bytes that `export_as_hf` reads for weights of this form."""
     form = form or FolderForm()

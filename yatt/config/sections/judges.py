@@ -5,7 +5,7 @@ import urllib.parse
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from yatt.config.sections.operation import rule
+from yatt.config.sections.operation import no_credentials, rule
 from yatt.config.sections.ranges import (
     COUNT,
     COUNT_OR_NONE,
@@ -221,6 +221,25 @@ class ThinkSection:
                 self.budget > 0 or getattr(self, name) == known[name].default,
                 f"{name}: has no effect without budget; write one, in tokens, or remove it.",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshSection:
+    """Newer weights of a GenRM, from the checkpoints of another run that trains it meanwhile."""
+
+    url: Annotated[str, LINE] = ""
+    """The other run's checkpoint store: a folder or a URL, which is opened with `checkpoint.storage_options`.
+    It is only read. Its model has the shapes of `model`, which is used until there is a checkpoint."""
+
+    every: Annotated[int, COUNT] = 20
+    """Iterations between two looks for a newer checkpoint; the first is before iteration 1. The engines are
+    then built anew. What an iteration was judged by is recorded, and is the same when it is sampled again."""
+
+    def __post_init__(self) -> None:
+        no_credentials(self.url, {})
+        rule(
+            bool(self.url) or self.every == 20, "every: has no effect without url; write it, or remove every."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from yatt.config.sections.judges import (
     ApiSection as ApiSection,
     JudgingSection as JudgingSection,
+    RefreshSection as RefreshSection,
     ThinkSection as ThinkSection,
     VerdictSection as VerdictSection,
 )
@@ -146,6 +147,7 @@ class GenRMSection:
     the questions about a group, or its scores."""
 
     think: ThinkSection = field(default_factory=ThinkSection)
+    refresh: RefreshSection = field(default_factory=RefreshSection)
     verdict: VerdictSection = field(default_factory=VerdictSection)
     weight: Annotated[float, FINITE] = 1.0
     """Weight of its score in the reward."""
@@ -214,6 +216,10 @@ class GenRMSection:
             "share: a score that counts is needed of every prompt group; write weight: 0, or remove share.",
         )
         self._check_policy()
+        rule(
+            not self.refresh.url or (self.has_engine and self.kind == "text"),
+            "refresh: is for a GenRM of kind: text with engines of its own; remove it.",
+        )
         for kind, names in (("scalar", _OF_SCALARS), ("teacher", _OF_TEACHERS)):
             for name in names if self.kind != kind else ():
                 rule(self._is_default(name), f"{name}: is for kind: {kind}; remove it.")

@@ -253,11 +253,12 @@ class Workers:
     def forget(self, worker: Worker, how: str) -> None:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion
         is a failure, since more restarts would not help."""
-        if worker.name in self._waking:
+        is_retired = worker.process.is_unwanted
+        if worker.name in self._waking and not is_retired:
             self._gives_back(worker, f"ended: {how}")
         self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
         self._engines.channel.fail_waiting(worker.address, WorkerFailed(f"{worker.name} ended: {how}"))
-        deaths = self._deaths.ended(worker, was_useful=self._engines.bury(worker.address))
+        deaths = self._deaths.ended(worker, was_useful=self._engines.bury(worker.address) or is_retired)
         if worker.is_engine and deaths >= MOST_DEATHS:
             log = self._node.paths.log(self._node.attempt, worker.address)
             says = f"{worker.name} ended {deaths} times in a row, and completed nothing meanwhile: {how}"
@@ -333,7 +334,7 @@ class Workers:
         except SyncMismatch as error:
             self._unfit.report(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            if self._gives_back(worker, str(error)):
+            if not worker.process.is_unwanted and self._gives_back(worker, str(error)):
                 if worker.address == address:
                     self._supervisor.end(worker)
                 return

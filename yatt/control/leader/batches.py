@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from yatt import clock
 from yatt.config.schema import RunConfig
 from yatt.control.leader.background import Background
+from yatt.control.leader.judge_refresh import JudgeRefresh
 from yatt.control.leader.node_clients import NodeClients
 from yatt.control.leader.slabs.slabs import Slabs
 from yatt.control.node import Node
@@ -138,12 +139,14 @@ class Batch:
         counters: new ones, for metrics.
         num_missing: number of groups that it lacks.
         seconds: how long it was sampled.
+        judges: whose weights refreshed GenRMs have, for metrics.
     """
 
     groups: dict[int, c.GroupFact] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     num_missing: int = 0
     seconds: float = 0.0
+    judges: dict[str, float] = field(default_factory=dict)
 
     def add(self, advanced: list[c.Advanced], seconds: float) -> None:
         """Adds the trainer nodes' reports: each has all groups that its node has chosen, and new counters."""
@@ -162,14 +165,22 @@ class BatchSampling:
         background: runs the sampling track.
 
     Attributes:
+        judges: newer weights of GenRMs.
         track: the sampling track, which the training track waits for.
         slabs: the table of slabs.
     """
 
     def __init__(
-        self, node: Node, clients: NodeClients, slabs: Slabs, events: EventLog, background: Background
+        self,
+        node: Node,
+        clients: NodeClients,
+        slabs: Slabs,
+        judges: JudgeRefresh,
+        events: EventLog,
+        background: Background,
     ) -> None:
         self._node, self._clients, self._events, self.slabs = node, clients, events, slabs
+        self.judges = judges
         self._sampled: dict[int, Batch] = {}
         work = TrackWork(sample=self._sample, load=self._load)
         self.track = SamplingTrack(track_rules(node.config), work, background)
@@ -180,7 +191,7 @@ class BatchSampling:
 
     async def score(self, iteration: int, scoring: int) -> Batch:
         """Makes every trainer node score as far as the engines of a scoring phase can."""
-        began_s, batch = clock.monotonic_s(), Batch()
+        began_s, batch = clock.monotonic_s(), Batch(judges=self.judges.metrics())
         self.slabs.begin_sampling(Phase.SCORE, scoring)
         try:
             advanced = await self._advance(iteration, self._node.placement.turns[scoring])
@@ -207,6 +218,7 @@ class BatchSampling:
 
     async def _sample(self, iteration: int, version: int) -> bool:
         """Samples a batch; returns whether it is whole, or lacks only scores of later phases."""
+        await self.judges.begin(iteration)
         began_s, is_ahead = clock.monotonic_s(), bool(self._node.config.rollout.ahead)
         if is_ahead:
             self._events.emit(BatchBegan(iteration=iteration, policy_version=version))
@@ -220,7 +232,7 @@ class BatchSampling:
             seconds = clock.monotonic_s() - began_s
             if is_ahead:
                 self._events.emit(BatchEnded(iteration=iteration, seconds=round(seconds, 6)))
-        batch = self._sampled.setdefault(iteration, Batch())
+        batch = self._sampled.setdefault(iteration, Batch(judges=self.judges.metrics()))
         batch.add(advanced, seconds)
         return takes_turns or not batch.num_missing
 

@@ -72,6 +72,7 @@ class PhaseWork:
         self._batches, self._probe_tokens = batches, probe
         self._load = BatchMeter(node, clients, batches.slabs, commits.events)
         self._groups: dict[int, c.GroupFact] = {}
+        self._judges: dict[str, float] = {}  # of their batch, see `Batch`
         self._costs = CostFit()
 
     @property
@@ -259,7 +260,7 @@ class PhaseWork:
         return act.scoring + 1 >= len(self._node.placement.turns) and batch.num_missing > 0
 
     def _use(self, batch: Batch) -> None:
-        self._groups = batch.groups
+        self._groups, self._judges = batch.groups, batch.judges
         self._row.count(batch.counters)
         self._row.sampled(batch.seconds)
         self._load.sampled(batch.counters, batch.seconds)
@@ -276,7 +277,7 @@ class PhaseWork:
         await self._clients.ask_trainer_nodes(c.CommitNotice(iteration=iteration, numbers=numbers))
         self._costs = self._costs.after(cost for node in trained for cost in node.costs)
         self._row.fill(iteration, trained, groups, clock.monotonic_s() - began_s)
-        self._row.values.update(await load, **{"placement/cost_ratio": self._cost().b})
+        self._row.values |= {**await load, **self._judges, "placement/cost_ratio": self._cost().b}
         self._groups = {}
 
     async def _with_pictures(

@@ -4,15 +4,22 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.model_family import has_some_windows, has_turned_experts
 from yatt.adapters.inputs.tokenizer import Tokenizer
+from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.run_store import store_url
+from yatt.checkpoint.convert.export import check_is_of
+from yatt.checkpoint.store.store import open_store
 from yatt.config.schema import GenRMSection, RunConfig
-from yatt.errors import ConfigError, mistake_in
+from yatt.errors import CheckpointError, ConfigError, StoreUnreachable, mistake_in
 from yatt.judging.judging import most_shown
 from yatt.judging.reading import structure_of, unwritable_text
 from yatt.launch.checks.model_check import check_model, checked_tensors
 from yatt.models.families import Family
-from yatt.models.model import read_config
+from yatt.models.folder import ModelFolder
+from yatt.models.model import read_config, read_model
+from yatt.paths import RunPaths
 from yatt.plain_files import read_plain
 
 TOKENIZER, MOST_BYTES = "tokenizer.json", 1 << 29
@@ -20,7 +27,18 @@ HEAD = "ForSequenceClassification"
 """End of the names of transformers' classes that give a text numbers."""
 
 
-def check_judge(genrm: GenRMSection, key: str) -> None:
+def check_judge(config: RunConfig, genrm: GenRMSection, key: str) -> None:
+    """Checks the folder of a GenRM that has an engine, and the store of its newer weights.
+
+    Raises:
+        ConfigError: as `check_judge_folder` and `check_refresh`.
+    """
+    check_judge_folder(genrm, key)
+    if genrm.refresh.url:
+        check_refresh(config, genrm, f"{key}.refresh.url")
+
+
+def check_judge_folder(genrm: GenRMSection, key: str) -> None:
     """Checks the folder of a GenRM that has an engine.
 
     Raises:
@@ -30,6 +48,31 @@ def check_judge(genrm: GenRMSection, key: str) -> None:
     check_engine_model(genrm.model, key, genrm.engine, genrm.tp_size)
     check_head(genrm, f"{key}.model")
     refuse_turned_experts(genrm.model, f"{key}.model")
+
+
+def check_refresh(config: RunConfig, genrm: GenRMSection, key: str) -> None:
+    """Checks the store of the run that a GenRM takes newer weights of. It may have no checkpoint yet.
+
+    Raises:
+        ConfigError: it is this run's own, cannot be used, or its newest checkpoint is of another model.
+    """
+    url, section = genrm.refresh.url, config.checkpoint
+    if url.rstrip("/") == store_url(config, Path(config.run.dir)).rstrip("/"):
+        raise ConfigError("is this run's own store; write model: policy for a judge of its weights.", key=key)
+    try:
+        checkpoints = Checkpoints(open_store(url, section.storage_options, section.stall_s), 0)
+        names = checkpoints.candidates().names
+        manifest = checkpoints.read(names[0]) if names else None
+    except (StoreUnreachable, CheckpointError) as error:
+        if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
+            return  # as for the run's own store
+        raise ConfigError(f"{url} cannot be used from this machine ({error}).", key=key) from error
+    if manifest is None:
+        return
+    try:
+        check_is_of(manifest, ModelFolder(path=Path(genrm.model), model=read_model(genrm.model)))
+    except ConfigError as error:
+        raise ConfigError(f"{names[0]}: {error}", key=key) from error
 
 
 def check_head(genrm: GenRMSection, key: str) -> None:
@@ -172,7 +215,7 @@ def check_engine_model(folder: str, key: str, engine: str, tp_size: int) -> None
         key: section of the config that names it: `genrms[0]`, `model`.
 
     Raises:
-        ConfigError: as in `check_judge`.
+        ConfigError: as in `check_judge_folder`.
     """
     is_policy = key == "model"
     place = f"{key}.path" if is_policy else f"{key}.model"

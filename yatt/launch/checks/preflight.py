@@ -238,7 +238,7 @@ def _answering_checks(config: RunConfig, genrm: GenRMSection, key: str) -> Itera
             yield partial(refuse_blind, config, genrm, key)
         return
     if genrm.has_engine:
-        yield partial(check_judge, genrm, key)
+        yield partial(check_judge, config, genrm, key)
     limit = f"{key}.max_model_tokens"
     yield partial(check_length, config.judge_folder(genrm), limit, genrm.max_model_tokens)
     if genrm.kind == "teacher":

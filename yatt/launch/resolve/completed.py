@@ -58,6 +58,7 @@ def completed_config(config: RunConfig) -> RunConfig:
                 g,
                 model=_absolute(g.model) if g.has_engine else g.model,
                 path=_absolute_or_none(g.path),
+                refresh=replace(g.refresh, url=_absolute_url(g.refresh.url)),
                 max_model_tokens=g.max_model_tokens or (model_limit(g.model) if g.has_engine else 0),
             )
             for g in config.genrms

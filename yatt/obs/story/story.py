@@ -182,9 +182,21 @@ class JudgingNow:
                 self._drop(cause_of(reason))
             case groups.PromptsEvaluated(genrms=genrms, done=done, total=total):
                 self.evaluated[", ".join(genrms), node] = done, total
-            case groups.JudgeAwaited(genrm=genrm, error=error):
-                return self._wait(f"GenRM '{genrm}' (node {node})", error)
+            case groups.JudgeAwaited() | groups.JudgeRefreshed() | groups.JudgeNotRefreshed():
+                return self._judge(event, node)
         return ""
+
+    def _judge(
+        self, event: groups.JudgeAwaited | groups.JudgeRefreshed | groups.JudgeNotRefreshed, node: int
+    ) -> str:
+        who = f"GenRM '{event.genrm}'"
+        match event:
+            case groups.JudgeAwaited(error=error):
+                return self._wait(f"{who} (node {node})", error)
+            case groups.JudgeRefreshed(iteration=iteration, source=source):
+                return f"{who} has the weights of checkpoint {source} from iteration {iteration} on"
+            case groups.JudgeNotRefreshed(iteration=iteration, why=why):
+                return f"{who} keeps its weights in iteration {iteration}: {why}"
 
     def prompts_evaluated(self) -> dict[str, list[int]]:
         """Prompts that are done and all of them, over all nodes, by the GenRMs that score them."""

@@ -60,6 +60,22 @@ class JudgeAwaited(Event, tag="judge.wait", frozen=True, kw_only=True):
     error: str
 
 
+class JudgeRefreshed(Event, tag="judge.refresh", frozen=True, kw_only=True):
+    """A GenRM has other weights from this iteration on: those of its run's checkpoint `source`."""
+
+    genrm: str
+    iteration: Count
+    source: Count
+
+
+class JudgeNotRefreshed(Event, tag="judge.not_refreshed", frozen=True, kw_only=True):
+    """A GenRM keeps its weights, because those of a newer checkpoint cannot be used."""
+
+    genrm: str
+    iteration: Count
+    why: str
+
+
 class PromptsEvaluated(FrequentEvent, tag="evaluation.progress", frozen=True, kw_only=True):
     """So many of a node's prompts of an evaluation are sampled, or scored by these GenRMs."""
 

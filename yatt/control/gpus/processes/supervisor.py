@@ -290,12 +290,13 @@ class Supervisor:
         return address in self._killed
 
     async def retire(self, workers: Iterable[Worker]) -> None:
-        """Ends processes that are not needed any more, and waits for their end."""
-        retired = [worker for worker in workers if worker.process.child is not None]
-        for worker in retired:
+        """Ends processes that are not needed any more, also those that begin, and waits for their end."""
+        retired = [(worker, worker.address) for worker in workers if worker.is_running]
+        for worker, _ in retired:
             worker.process.is_unwanted = True
-            self.end(worker)
-        while any(worker.process.child is not None and worker.process.is_unwanted for worker in retired):
+        while left := [w for w, address in retired if w.is_running and w.address == address]:
+            for worker in left:
+                self.end(worker)
             await asyncio.sleep(RETIRED_LOOK_S)
 
     def end(self, worker: Worker) -> None:
