@@ -14,7 +14,7 @@ from yatt.adapters.files.lines import Record
 from yatt.adapters.inputs.dataset import Row, RowFiles, prompt_text, truth_text
 from yatt.config.schema import RunConfig
 from yatt.config.sections.algorithm import GAE, Estimator
-from yatt.core.figures.evaluation import EvaluatedSample, GivenTexts
+from yatt.core.figures.evaluation import NOT_APPLICABLE, EvaluatedSample, GivenTexts
 from yatt.core.samples.rewards import EQUAL_REWARDS, Shaping, shaped_reward
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.evaluation.labels import GivenRow
@@ -77,7 +77,7 @@ class AgainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         judge: the GenRM of the run; `by`: the one that was asked now.
-        groups, samples: that were asked about; `left_out`: samples whose groups are not whole.
+        groups, samples: that were asked about; `left_out`: samples of other groups.
         changes: the largest ones, the largest first.
         no_advantages: why advantages are missing, if computing them failed.
     """
@@ -111,10 +111,16 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroups:
-    """The prompt groups of some iterations. `left_out`: samples of groups that are not whole."""
+    """The prompt groups of some iterations. `left_out`: samples of others, as of groups that lack some."""
 
     groups: tuple[RecordedGroup, ...]
     left_out: int
+
+    def judged_by(self, name: str) -> "RecordedGroups":
+        """Returns those that a GenRM has judged: one with `share` looks at some only."""
+        others = [one for one in self.groups if all(_is_passed_over(each, name) for each in one.samples)]
+        judged = tuple(one for one in self.groups if one not in others)
+        return RecordedGroups(judged, self.left_out + sum(len(one.samples) for one in others))
 
 
 def recorded_groups(paths: RunPaths, first: int, last: int) -> RecordedGroups:
@@ -190,6 +196,10 @@ def _is_sound(sample: Record) -> bool:
         and bool(texts[-1])
         and isinstance(sample.get("unmeasured") or {}, dict)
     )
+
+
+def _is_passed_over(sample: Record, name: str) -> bool:
+    return (sample.get("unmeasured") or {}).get(name) == NOT_APPLICABLE
 
 
 def given_again(recorded: RecordedGroups, rows: RowFiles, files: Sequence[str]) -> Iterator[GivenRow]:

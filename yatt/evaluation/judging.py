@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from yatt.config.schema import AlgorithmSection, EnvironmentSection, GenRMSection, RolloutSection, RunConfig
+from yatt.config.sections.scoring import OF_ENGINES
 from yatt.core.figures.evaluation import EvaluatedSample
 from yatt.errors import ConfigError
 from yatt.evaluation.evaluate import Reporter, evaluate_here
@@ -72,14 +73,7 @@ def with_own_engine(config: RunConfig, genrm: GenRMSection) -> GenRMSection:
         genrm,
         model=config.model.path,
         dtype=config.model.dtype,
-        engine=rollout.engine,
-        tp_size=rollout.tp_size,
-        max_num_seqs=rollout.max_num_seqs,
-        kv_cache_bytes=rollout.kv_cache_bytes,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        expert_parallel=rollout.expert_parallel,
-        engine_args=rollout.engine_args,
+        **{name: getattr(rollout, name) for name in OF_ENGINES if name != "dtype"},
     )
 
 

@@ -17,6 +17,8 @@ _INTEGER = re.compile(r"[0-9]{1,6}", re.ASCII)
 MOST_JSON = 1 << 20
 """Longest verdict in JSON, in characters."""
 
+_DIGITS = "0123456789"
+
 
 def check_verdict(verdict: VerdictSection, key: str, judging: str = "pointwise") -> None:
     """Refuses a verdict section with which `parse` could never find a score.
@@ -90,30 +92,40 @@ def structure_of(verdict: VerdictSection, criteria: Sequence[str] = ()) -> str:
 
 
 def unwritable_text(structure: str, can_write: Callable[[str], bool]) -> str:
-    """Returns the first choice, or part of every JSON answer, that a model cannot write; empty: none.
+    """Returns the first word or sign that a form of verdicts needs and a model cannot write; empty: none.
 
     Args:
         structure: see `structure_of`.
+        can_write: whether the model can write a text.
+
+    Raises:
+        RecursionError: the form is nested too deeply.
     """
     form = json.loads(structure or "{}")
-    texts = [*form.get("choice", ()), *_texts_of(form.get("json"))]
+    texts = [*form.get("choice", ()), *_texts_of(form.get("json"), can_write)]
     return next((text for text in texts if not can_write(text)), "")
 
 
-def _texts_of(schema: Any) -> Iterator[str]:
-    """Yields parts of every JSON text of a schema, as far as its simplest words tell them."""
+def _texts_of(schema: Any, can_write: Callable[[str], bool]) -> Iterator[str]:
+    """Yields what JSON texts of a schema are made of, as far as its simplest words tell: values to choose
+    from, names and signs as they are, since vLLM takes no escapes for them; of digits one that can be
+    written."""
     if not isinstance(schema, dict):
         return
     if isinstance(values := schema.get("enum"), list):
-        yield from map(json.dumps, values)
+        yield from map(_as_written, values)
     elif schema.get("type") in ("number", "integer"):
-        yield "0123456789"
+        yield next(filter(can_write, _DIGITS), _DIGITS)
     elif schema.get("type") == "object" and isinstance(properties := schema.get("properties"), dict):
         yield from ("{", "}", ":", *([","] if len(properties) > 1 else []))
         required = schema.get("required")
         for name in required if isinstance(required, list) else ():
-            yield json.dumps(name)
-            yield from _texts_of(properties.get(name) if isinstance(name, str) else None)
+            yield _as_written(name)
+            yield from _texts_of(properties.get(name) if isinstance(name, str) else None, can_write)
+
+
+def _as_written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def parse_verdict(text: str, verdict: VerdictSection) -> float | None:

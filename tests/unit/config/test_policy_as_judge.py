@@ -77,14 +77,31 @@ def test_what_cannot_be_is_refused_with_its_cure(tmp_path: Path, model: str, mor
     "judge",
     [
         "{name: t, model: policy, kind: teacher, max_model_tokens: 9}",
-        "{name: t, model: policy, kind: scalar, chat: true, max_model_tokens: 9}",
         "{name: t, model: policy, path: mine.py, max_model_tokens: 9}",
     ],
 )
-def test_a_teacher_a_head_and_a_client_need_the_policy_at_the_start(tmp_path: Path, judge: str) -> None:
+def test_a_teacher_and_a_client_need_the_policy_at_the_start(tmp_path: Path, judge: str) -> None:
     found = mistakes(tmp_path, GOOD, f"genrms=[{judge}]")
     assert "write model: policy@start" in found
     load_run_config([write(tmp_path, GOOD)], [f"genrms=[{judge.replace('policy', 'policy@start', 1)}]"])
+
+
+def test_a_policy_has_no_head(tmp_path: Path) -> None:
+    judge = "{name: t, model: policy, kind: scalar, chat: true, max_model_tokens: 9}"
+    assert "a policy has no head that gives numbers" in mistakes(tmp_path, GOOD, f"genrms=[{judge}]")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "genrms=[{name: j/x, model: policy, template: '{completion}', max_model_tokens: 9}]",
+        "rewards=[{name: a/b, path: mine.py}]",
+        "genrms=[{name: j, model: m, template: '{criterion}', judging: {by: rubric, "
+        "criteria: [{name: agrees/a, text: x}]}}]",
+    ],
+)
+def test_a_name_with_a_slash_would_be_another_one_s_curve(tmp_path: Path, section: str) -> None:
+    assert "with a '/' its curves could be those of another score" in mistakes(tmp_path, GOOD, section)
 
 
 def test_soft_verdicts_and_speculation_do_not_go_together(tmp_path: Path) -> None:

@@ -46,11 +46,13 @@ def test_a_group_says_how_often_a_judge_orders_it_as_scores_of_weight_0_do() -> 
         sample.scores |= {"truth": truth, "counts": truth}
     del found.samples[3].scores["truth"]
     weights = {"judge": 1.0, "counts": 0.5, "truth": 0.0, "rule": 0.0, "absent": 0.0}
-    scores = found.fact(weights, Shaping(max_tokens=0), 0, ("judge", "absent")).scores
+    watched = ("truth", "rule", "absent")
+    scores = found.fact(weights, Shaping(max_tokens=0), 0, ("judge", "absent"), watched).scores
     agrees = {name: value for name, value in scores.items() if "/agrees/" in name}
     assert agrees == {"judge/agrees/truth": 1.0}, "of two pairs that both tell apart; the rule tells none"
     found.samples[0].scores["truth"] = -1.0
-    assert found.fact(weights, Shaping(max_tokens=0), 0, ("judge",)).scores["judge/agrees/truth"] == 1 / 3
+    scores = found.fact(weights, Shaping(max_tokens=0), 0, ("judge",), watched).scores
+    assert scores["judge/agrees/truth"] == 1 / 3
 
 
 def numbers(groups: list[PromptGroup]) -> list[int]:

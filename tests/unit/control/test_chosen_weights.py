@@ -51,7 +51,7 @@ class Bench:
 
     @property
     def place(self) -> Path:
-        return self.run.run_dir / "judges" / "genrm-my%2Fjudge"
+        return self.run.run_dir / "judges" / "genrm-my%20judge"
 
     def save(self, iteration: int) -> None:
         """The other run commits one more checkpoint."""
@@ -64,7 +64,7 @@ class Bench:
 
     def leader(self, attempt: int = 1) -> JudgeRefresh:
         genrm = {
-            "name": "my/judge", "model": str(self.judge.folder / "policy"), "template": "{completion}?",
+            "name": "my judge", "model": str(self.judge.folder / "policy"), "template": "{completion}?",
             "verdict": {"pattern": "([0-9])"}, "refresh": {"url": self.store, "every": self.every},
         }  # fmt: skip
         self.run.settings.update(launch={"nodes": 1}, genrms=[genrm])
@@ -111,16 +111,16 @@ def test_the_newest_weights_are_taken_every_so_often_and_recorded(bench: Bench) 
         assert bench.sources == {1: 1} and not bench.nodes.told
         bench.save(4)
         await leader.begin(1)
-        assert leader.metrics() == {"genrm/my/judge/refreshed_to": 1.0}
+        assert leader.metrics() == {"genrm/my judge/refreshed_to": 1.0}
         await leader.begin(2)  # reads ahead
         await until(lambda: (bench.place / read_folder(bench, 4)).is_dir(), "the weights to be written")
         bench.save(6)  # too late for iteration 3
         await leader.begin(3)
         assert bench.sources == {1: 1, 3: 4}
-        assert leader.metrics() == {"genrm/my/judge/refreshed_to": 4.0}
+        assert leader.metrics() == {"genrm/my judge/refreshed_to": 4.0}
 
     asyncio.run(play())
-    folders = [order.folders["my/judge"] for order in bench.nodes.told]
+    folders = [order.folders["my judge"] for order in bench.nodes.told]
     assert folders[0] == folders[1] != folders[2]
     assert [(line["iteration"], line["source"]) for line in bench.told("judge.refresh")] == [(1, 1), (3, 4)]
     from tests.saved_weights import tensors_in
@@ -156,8 +156,8 @@ def test_without_a_checkpoint_the_judge_is_its_model_and_the_news_say_so(bench: 
         leader = bench.leader()
         await leader.choose_first()
         await leader.begin(1)
-        assert bench.nodes.told[-1].folders == {"my/judge": str(bench.judge.folder / "policy")}
-        assert leader.metrics() == {"genrm/my/judge/refreshed_to": 0.0}
+        assert bench.nodes.told[-1].folders == {"my judge": str(bench.judge.folder / "policy")}
+        assert leader.metrics() == {"genrm/my judge/refreshed_to": 0.0}
 
     asyncio.run(play())
     assert not bench.told("judge.refresh")
@@ -218,9 +218,9 @@ def test_a_stale_attempt_records_nothing(bench: Bench) -> None:
 
 def test_of_two_records_of_one_iteration_the_first_holds(bench: Bench) -> None:
     paths = bench.run_paths(1)
-    first = record_choice(paths, "my/judge", ChosenWeights(begins=3, attempt=1))
+    first = record_choice(paths, "my judge", ChosenWeights(begins=3, attempt=1))
     second = ChosenWeights(begins=3, folder="00000004.000001-436a8a313533", source=4, attempt=2)
-    assert record_choice(paths, "my/judge", second) == first
+    assert record_choice(paths, "my judge", second) == first
 
 
 def test_weights_that_no_attempt_can_need_again_are_removed(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import HANG_S, RunFile
+from tests.runs import HANG_S, RunFile, until
 from tests.tiny_models import make_scripted_model, make_seeing_scripted_model
 from tests.unit.adapters.test_judge_api import Service
 from tests.unit.control.engine_stand_in import completion
@@ -381,3 +381,25 @@ def test_a_picture_that_a_genrm_does_not_take_is_the_groups_loss(tmp_path: Path)
         sample = bench.score()
         assert "judge" not in sample.scores
         assert says in sample.failed
+
+
+def test_a_question_that_leaves_no_room_is_refused_whatever_its_engine_takes(tmp_path: Path) -> None:
+    """The policy's engines take longer texts than the limit of a judge that is the policy."""
+    bench = Bench(tmp_path, [], good, model="policy", engine="auto", max_model_tokens=4)
+    sample = bench.score()
+    assert bench.asked == []
+    assert "tokens, and genrms[judge].max_model_tokens is 4" in sample.failed
+
+
+def test_after_an_interruption_no_other_judge_is_asked(tmp_path: Path) -> None:
+    async def play() -> None:
+        bench = Bench(tmp_path, [HANGS], good)
+        others = dict(bench.scorer._sources)
+        bench.scorer._sources = {"judge": others["judge"], "later": others["judge"]}
+        scoring = asyncio.ensure_future(bench.scorer.score(bench.subject, ROLES))
+        await until(lambda: bool(bench.open), "the question")
+        await bench.scorer.interrupt()
+        await scoring
+        assert len(bench.asked) == 1 and not bench.sample.failed and not bench.sample.scores
+
+    asyncio.run(play())

@@ -17,7 +17,7 @@ from yatt.cli.judging.parts import result_bytes
 from yatt.cli.judging.repeating import again_page, check_repeatable, judge_again, settings_again, target_again
 from yatt.config.load import load_run_config, resolved_text
 from yatt.config.schema import RunConfig
-from yatt.core.figures.evaluation import EvaluatedSample
+from yatt.core.figures.evaluation import NOT_APPLICABLE, EvaluatedSample
 from yatt.errors import ConfigError, WorkerFailed
 from yatt.evaluation import again
 from yatt.evaluation.again import (
@@ -98,6 +98,18 @@ def test_whole_groups_are_asked_about_with_their_own_rows_and_numbers(tmp_path: 
     assert [each.given.number for each in given] == [40, 41, 50, 51, 52]
     assert given[1].given.texts == ("c41.0", "c41.1") and given[1].raw["extra_info"] == {"i": 1}
     assert [g.number for g in recorded_groups(RunPaths(tmp_path / "run"), 5, 0).groups] == [50, 51, 52]
+
+
+def test_groups_that_an_audit_did_not_look_at_are_not_asked_about(tmp_path: Path) -> None:
+    run_of(tmp_path)
+    recorded = recorded_groups(RunPaths(tmp_path / "run"), 5, 0)
+    for each in recorded.groups[1].samples:
+        each["unmeasured"], each["scores"] = {"judge": NOT_APPLICABLE}, {"exact": 1.0}
+    recorded.groups[2].samples[0]["unmeasured"] = {"judge": NOT_APPLICABLE}
+    judged = recorded.judged_by("judge")
+    assert [g.number for g in judged.groups] == [50, 52]
+    assert judged.left_out == recorded.left_out + SIZE
+    assert recorded.judged_by("exact") == recorded
 
 
 def test_the_run_s_pictures_are_those_of_the_rows_that_are_asked_about_again(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_tokenizer_of_bytes_writes_every_form(config: RunConfig, tmp_path: Pat
         ({"choices": ("A", "B")}, "C", ""),
         ({"json_schema": SCHEMA, "json_key": "a"}, '"a"', '"a"'),
         ({"json_schema": SCHEMA, "json_key": "a"}, '"reason"', ""),  # is not required
-        ({"json_schema": SCHEMA, "json_key": "a"}, "7", "0123456789"),
+        ({"json_schema": SCHEMA, "json_key": "a"}, "7", ""),  # another digit will do
         ({"json_schema": SCHEMA, "json_key": "a"}, ",", ","),
         ({"pattern": "(Y)"}, "Y", ""),
     ],
@@ -108,6 +108,24 @@ def test_a_tokenizer_of_bytes_writes_every_form(config: RunConfig, tmp_path: Pat
 def test_choices_and_what_is_in_every_answer_are_asked_for(verdict: dict, lacks: str, found: str) -> None:
     structure = structure_of(VerdictSection(**verdict))
     assert unwritable_text(structure, lambda text: lacks not in text) == found
+
+
+def test_names_and_values_are_asked_for_as_an_engine_takes_them(config: RunConfig, tmp_path: Path) -> None:
+    """Other scripts unescaped."""
+    schema = {"type": "object", "properties": {"да": {"enum": ["нет", "Y"]}}, "required": ["да"]}
+    structure = structure_of(VerdictSection(json_schema=json.dumps(schema), json_key="да"))
+    assert unwritable_text(structure, lambda text: "\\" not in text) == ""
+    assert unwritable_text(structure, str.isascii) == '"да"'
+    assert unwritable_text(structure, lambda text: "н" not in text) == '"нет"'
+
+
+@pytest.mark.parametrize("schema", ["{bad", '{"a":' * 100_000, '{"enum": ["\\ud800"]}'])
+def test_a_broken_form_is_not_taken_for_a_damaged_tokenizer(config: RunConfig, schema: str) -> None:
+    verdict = VerdictSection(json_schema=schema, json_key="a")
+    try:
+        check_inputs(of_judge(config, verdict=verdict))
+    except ConfigError as error:
+        assert "damaged" not in str(error) and "\\ud800" in schema
 
 
 def test_a_schema_of_any_shape_is_read_without_a_failure() -> None:

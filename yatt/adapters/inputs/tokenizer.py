@@ -55,17 +55,17 @@ class Tokenizer:
     """
 
     def __init__(self, folder: str, now: str = "") -> None:
-        self._folder, self._now = Path(folder), now
-        self._fast = _load_fast(self._folder)
-        self._plain = _load_fast(self._folder)
+        self.folder, self._now = Path(folder), now
+        self._fast = _load_fast(self.folder)
+        self._plain = _load_fast(self.folder)
         self._plain.encode_special_tokens = True  # special tokens in text are ordinary text
         self._special = _special_pattern(self._fast)
         self._added = _added_before(self._fast)
         self._template: Template | None = None
-        self._config = _read_json(self._folder / "tokenizer_config.json")
+        self._config = _read_json(self.folder / "tokenizer_config.json")
         if fault := tokenizer_fault(self._config):
-            raise ConfigError(f"{self._folder / 'tokenizer_config.json'} {fault}.")
-        self._template_text = _chat_template(self._folder, self._config)
+            raise ConfigError(f"{self.folder / 'tokenizer_config.json'} {fault}.")
+        self._template_text = _chat_template(self.folder, self._config)
         self.eos_ids = eos_ids(folder)
         """Tokens that end a completion."""
 
@@ -129,13 +129,13 @@ class Tokenizer:
         rendered = self.render_chat([*before, {"role": role, "content": content_of(content, str)}])
         marked = self.render_chat([*before, {"role": role, "content": content_of(content, hidden.hide)}])
         if said not in marked or said not in rendered:
-            raise ConfigError(f"the chat template of {self._folder} does not show the assistant's messages.")
+            raise ConfigError(f"the chat template of {self.folder} does not show the assistant's messages.")
         parts = unhidden_parts(marked.rpartition(said)[2], hidden.texts)
         plain = rendered.partition(said)[2]
         texts = hidden.texts.values()
         if any(mark not in marked and text.strip() not in plain for mark, text in hidden.texts.items()):
             raise ConfigError(
-                f"the chat template of {self._folder} does not show messages of the role {role}; write "
+                f"the chat template of {self.folder} does not show messages of the role {role}; write "
                 "another role.",
                 key="environment.role",
             )
@@ -196,7 +196,7 @@ class Tokenizer:
         ids = list(self._fast.get_vocab(with_added_tokens=True).values())
         if len(set(ids)) != len(ids):
             raise ConfigError(
-                f"{self._folder / 'tokenizer.json'} has {len(ids) - len(set(ids))} tokens with another's id; "
+                f"{self.folder / 'tokenizer.json'} has {len(ids) - len(set(ids))} tokens with another's id; "
                 "copy it again."
             )
 
@@ -224,9 +224,9 @@ class Tokenizer:
         """
         if not self._template_text:
             raise ConfigError(
-                f"{self._folder} has no chat template (chat_template.jinja, or chat_template in "
+                f"{self.folder} has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json); add one, or use prompts that are plain text.",
-                missing=str(self._folder / TEMPLATE_FILE),
+                missing=str(self.folder / TEMPLATE_FILE),
             )
         named = {name: token for name in TOKENS if (token := _token_text(self._config.get(name)))}
         try:
@@ -243,7 +243,7 @@ class Tokenizer:
             raise
         except Exception as error:  # a template is a program, which can raise anything
             what = str(error) if isinstance(error, TemplateError) else words_of(error)
-            raise ConfigError(f"the chat template of {self._folder} refuses a prompt: {what}") from error
+            raise ConfigError(f"the chat template of {self.folder} refuses a prompt: {what}") from error
 
 
 def _added_before(fast: tokenizers.Tokenizer) -> list[int]:

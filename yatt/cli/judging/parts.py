@@ -63,10 +63,13 @@ def asked_with(genrm: GenRMSection, config: RunConfig) -> dict[str, Any]:
 
 
 def policy_note(config: RunConfig, name: str) -> str:
-    """Returns what is to be said of a GenRM that is the policy; empty: it is another model."""
-    if not any(genrm.is_policy for genrm in config.genrms if genrm.name == name):
-        return ""
-    return f"'{name}' is the policy; it was asked with the weights of {config.model.path}."
+    """Returns what is to be said of a GenRM whose weights change in a run; empty: they do not."""
+    for genrm in config.genrms:
+        if genrm.name == name and genrm.is_policy:
+            return f"'{name}' is the policy; it was asked with the weights of {config.model.path}."
+        if genrm.name == name and genrm.refresh.url:
+            return f"'{name}' takes weights of another run; it was asked with those of {genrm.model}."
+    return ""
 
 
 def write_result_folder(out: Path, files: Mapping[str, bytes]) -> None:

@@ -63,7 +63,9 @@ def judge_again(arguments: argparse.Namespace) -> int:
     new = _new_config(paths, own, arguments)
     genrm = _asked_now(new, then.name)
     check_repeatable(own, genrm)
-    recorded = recorded_groups(paths, first, last)
+    recorded = recorded_groups(paths, first, last).judged_by(then.name)
+    if not recorded.groups:
+        raise ConfigError(f"{paths.root}: genrms[{then.name}] judged no group of these iterations.")
     out = target_again(paths, arguments.name or genrm.name)
     device, gpus = device_here(new, arguments.device)
     settings = settings_again(new, genrm, recorded, arguments.device, gpus)
@@ -208,7 +210,8 @@ def _show(arguments: argparse.Namespace, result: AgainResult, note: str) -> None
     if note:
         sys.stderr.write(f"yatt: note: {printable(note)}\n")
     if result.left_out:
-        sys.stderr.write(f"yatt: note: {result.left_out} samples are of groups that are not recorded whole\n")
+        which = "groups that it did not judge, or that are not recorded whole"
+        sys.stderr.write(f"yatt: note: {result.left_out} samples are of {which}\n")
     if "advantages" not in result.figures:
         why = result.no_advantages or "no advantages: of rewards alone they are not known, or all are equal"
         sys.stderr.write(f"yatt: note: {printable(why)}\n")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from yatt.config.sections.judges import check_curve_name
 from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import COUNT, FILE, FINITE, LINE, OPERATIONAL, SECONDS, Free
 
@@ -88,7 +89,7 @@ class RewardSection:
     failures are told."""
 
     def __post_init__(self) -> None:
-        rule(bool(self.name), "name is empty.")
+        check_curve_name(self.name)
         rule(
             not self.path.startswith("builtin:")
             or (self.scope in ("auto", "sample") and self.style == "verl"),

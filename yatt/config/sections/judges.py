@@ -27,6 +27,12 @@ MOST_CRITERIA, MOST_WEIGHT = 64, 1e6
 """Most criteria of a rubric, each of which is a question and a curve, and the largest weight of one."""
 
 
+def check_curve_name(name: str) -> None:
+    """Raises ValueError if a name cannot be that of a curve of its own."""
+    rule(bool(name.strip()), "name is empty.")
+    rule("/" not in name, "name: with a '/' its curves could be those of another score; write another name.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictSection:
     """How a GenRM's text is parsed into a score: by pattern, choices or json_schema.
@@ -112,7 +118,7 @@ class CriterionSection:
     nothing is asked."""
 
     def __post_init__(self) -> None:
-        rule(bool(self.name.strip()), "name is empty.")
+        check_curve_name(self.name)
         rule(bool(self.text.strip()) != bool(self.rule), "write either text or rule, exactly one of them.")
         rule(
             not self.required or self.weight >= 0,

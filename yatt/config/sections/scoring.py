@@ -12,6 +12,7 @@ from yatt.config.sections.judges import (
     RefreshSection as RefreshSection,
     ThinkSection as ThinkSection,
     VerdictSection as VerdictSection,
+    check_curve_name,
 )
 from yatt.config.sections.operation import rule
 from yatt.config.sections.ranges import (
@@ -64,7 +65,7 @@ _OF_TEXTS = (
 )
 """Keys of a GenRM that only one kind has."""
 
-_OF_ENGINES = (
+OF_ENGINES = (
     "engine",
     "dtype",
     "tp_size",
@@ -75,6 +76,7 @@ _OF_ENGINES = (
     "expert_parallel",
     "engine_args",
 )
+"""Keys of a GenRM's engine; all but `dtype` are keys of `rollout`, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +212,7 @@ class GenRMSection:
     """Options of vLLM, by its names; as in `rollout`."""
 
     def __post_init__(self) -> None:
-        rule(bool(self.name), "name is empty.")
+        check_curve_name(self.name)
         rule(
             self.share == 1 or (self.weight == 0 and self.kind != "teacher"),
             "share: a score that counts is needed of every prompt group; write weight: 0, or remove share.",
@@ -266,7 +268,8 @@ class GenRMSection:
     def _check_policy(self) -> None:
         if not self.is_policy:
             return
-        for name in _OF_ENGINES:
+        rule(self.kind != "scalar", "model: a policy has no head that gives numbers; name the folder of one.")
+        for name in OF_ENGINES:
             rule(
                 self._is_default(name),
                 f"{name}: has no effect with model: policy, whose engines are those of rollout; remove it.",

@@ -194,7 +194,8 @@ class Sampler:
         """Returns the report to the leader about this phase; resets the counters."""
         scorer, now = self._scorer, self._batch.policy_version
         chosen = self.groups.accepted.report(self._batch.iteration, target)
-        facts = tuple(group.fact(scorer.weights, scorer.shaping, now, scorer.judges) for group in chosen)
+        compared = scorer.judges, scorer.watched
+        facts = tuple(group.fact(scorer.weights, scorer.shaping, now, *compared) for group in chosen)
         # In deterministic mode only up to the last chosen group: sampling beyond it depends on timing.
         last = max((f.number for f in facts), default=-1) if self._node.config.run.deterministic else None
         counters = self.groups.counters.take(self._batch.iteration, self.groups.unfinished, last)

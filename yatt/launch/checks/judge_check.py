@@ -10,7 +10,7 @@ from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.commit.run_store import store_url
 from yatt.checkpoint.convert.export import check_is_of
-from yatt.checkpoint.store.store import open_store
+from yatt.checkpoint.store.store import folder_of, is_folder, open_store
 from yatt.config.schema import GenRMSection, RunConfig
 from yatt.errors import CheckpointError, ConfigError, StoreUnreachable, mistake_in
 from yatt.judging.judging import most_shown
@@ -59,6 +59,7 @@ def check_refresh(config: RunConfig, genrm: GenRMSection, key: str) -> None:
     url, section = genrm.refresh.url, config.checkpoint
     if url.rstrip("/") == store_url(config, Path(config.run.dir)).rstrip("/"):
         raise ConfigError("is this run's own store; write model: policy for a judge of its weights.", key=key)
+    _check_place(url, key)
     try:
         checkpoints = Checkpoints(open_store(url, section.storage_options, section.stall_s), 0)
         names = checkpoints.candidates().names
@@ -73,6 +74,15 @@ def check_refresh(config: RunConfig, genrm: GenRMSection, key: str) -> None:
         check_is_of(manifest, ModelFolder(path=Path(genrm.model), model=read_model(genrm.model)))
     except ConfigError as error:
         raise ConfigError(f"{names[0]}: {error}", key=key) from error
+
+
+def _check_place(url: str, key: str) -> None:
+    if not is_folder(url) or not folder_of(url).exists():
+        return
+    if not folder_of(url).is_dir():
+        raise ConfigError(f"{url} is no folder; write that of a run's checkpoints.", key=key)
+    if (folder_of(url) / "checkpoints").is_dir():
+        raise ConfigError(f"{url} is a run's folder; write {url}/checkpoints.", key=key)
 
 
 def check_head(genrm: GenRMSection, key: str) -> None:
@@ -124,20 +134,30 @@ def check_structured(config: RunConfig, genrm: GenRMSection, key: str) -> None:
 
 def check_writable(genrm: GenRMSection, tokenizer: Tokenizer, key: str) -> None:
     """Checks that the tokenizer can write what the form of verdicts asks for: no request would be answered.
+    A form that is no JSON is told by another check.
 
     Raises:
         ConfigError: it cannot.
     """
 
     def can_write(text: str) -> bool:
-        return text in tokenizer.decode(tokenizer.encode_plain(text))
+        try:
+            return text in tokenizer.decode(tokenizer.encode_plain(text))
+        except (TypeError, UnicodeEncodeError):  # half a character, escaped in the schema
+            return False
 
     names = [each.name for each in genrm.judging.criteria] if genrm.judging.asks == "together" else []
-    if text := unwritable_text(structure_of(genrm.verdict, names), can_write):
-        says = f"{text!r} cannot be written in the tokenizer of {genrm.model}, but a verdict needs it; write "
+    try:
+        text = unwritable_text(structure_of(genrm.verdict, names), can_write)
+    except (ValueError, RecursionError):
+        return
+    if text:
+        where = f"in the tokenizer of {tokenizer.folder}"
+        says = f"{text!r} cannot be written {where}, but a verdict needs it; write"
         if names:
-            raise ConfigError(f"together: {says}each.", key=f"{key}.judging.asks")
-        raise ConfigError(f"{says}choices of other words, or a pattern.", key=f"{key}.verdict")
+            raise ConfigError(f"together: {says} each.", key=f"{key}.judging.asks")
+        other = "choices of other words" if genrm.verdict.choices else "another json_schema"
+        raise ConfigError(f"{says} {other}, or a pattern.", key=f"{key}.verdict")
 
 
 def check_teacher(config: RunConfig, genrm: GenRMSection, key: str) -> None:

@@ -227,18 +227,23 @@ class PromptGroup(msgspec.Struct, kw_only=True):
         )
 
     def fact(
-        self, weights: dict[str, float], shaping: Shaping, now: int, judges: Collection[str] = ()
+        self,
+        weights: dict[str, float],
+        shaping: Shaping,
+        now: int,
+        judges: Collection[str] = (),
+        watched: Collection[str] = (),
     ) -> GroupFact:
         """Returns metadata of an accepted group; `now` is the policy version that samples.
 
         Args:
-            judges: scores of which the metadata says too how they go with the length, and with scores of
-                weight 0.
+            judges: scores of which the metadata says too how they go with the length, and with those that
+                are only `watched`.
         """
         return GroupFact(
             number=self.number,
             samples=self.facts(weights, shaping),
-            scores=self.mean_scores() | self._of_judges(judges) | self._agreements(judges, weights),
+            scores=self.mean_scores() | self._of_judges(judges) | self._agreements(judges, watched),
             ages=tuple(now - sample.oldest_version(now) for sample in self.samples),
         )
 
@@ -259,11 +264,9 @@ class PromptGroup(msgspec.Struct, kw_only=True):
                 found |= {f"{judge}/{key}": value for key, value in judge_measures(scores, lengths).items()}
         return found
 
-    def _agreements(self, judges: Collection[str], weights: dict[str, float]) -> dict[str, float]:
+    def _agreements(self, judges: Collection[str], watched: Collection[str]) -> dict[str, float]:
         found = dict[str, float]()
-        for judge, other in itertools.product(
-            judges, [name for name, weight in weights.items() if not weight]
-        ):
+        for judge, other in itertools.product(judges, watched):
             both = [s.scores for s in self.samples if judge in s.scores and other in s.scores]
             share = order_agreement([each[judge] for each in both], [each[other] for each in both])
             if share is not None:

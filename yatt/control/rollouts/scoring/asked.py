@@ -113,7 +113,7 @@ def word_tokens(genrm: GenRMSection, tokenizer: Tokenizer) -> dict[str, tuple[in
     try:
         return first_tokens(words, tokenizer.encode_plain, decode, m.MOST_WATCHED)
     except ValueError as error:
-        says = f"soft: {error} in the tokenizer of {genrm.model}; write other words."
+        says = f"soft: {error} in the tokenizer of {tokenizer.folder}; write other words."
         raise ConfigError(says, key=f"genrms[{genrm.name}].verdict.read") from error
 
 
@@ -126,7 +126,7 @@ def thought_ending(genrm: GenRMSection, tokenizer: Tokenizer) -> ThoughtEnd:
     end = genrm.think.end
     found = thought_end(end, lambda text: tokenizer.encode_parts([TextPart(text, True)], adds_special=False))
     if found.text not in tokenizer.decode(list(found.ids), skip_special=False):
-        says = f"{end!r} cannot be written in the tokenizer of {genrm.model}; write another text."
+        says = f"{end!r} cannot be written in the tokenizer of {tokenizer.folder}; write another text."
         raise ConfigError(says, key=f"genrms[{genrm.name}].think.end")
     return found
 

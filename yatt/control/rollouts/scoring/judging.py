@@ -130,10 +130,15 @@ class Judge:
             WorkerFailed, DeadlineExceeded, Interrupted: see `ask`.
         """
         (prompt_ids, media), ends = encoded, sent.ends
+        room = genrm.max_model_tokens - len(prompt_ids)
+        if room < 1:  # the policy's engines, which may be asked, take more
+            limit = f"genrms[{genrm.name}].max_model_tokens is {genrm.max_model_tokens}"
+            why = f"the question has {len(prompt_ids)} tokens, and {limit}"
+            return Said(text="", finish_reason=REFUSED, error=why)
         sample = m.SampleRequest(
             request_id=key or self._open.new_key(genrm), prompt_ids=pack_ids(prompt_ids),
             seed=ask.seed, temperature=ask.temperature, top_p=1.0, top_k=-1,
-            max_tokens=min(ask.max_tokens, max(1, genrm.max_model_tokens - len(prompt_ids))),
+            max_tokens=min(ask.max_tokens, room),
             stop=ends.stop if ends else genrm.stop, stop_ids=ends.tokens if ends else (),
             structure=sent.structure, media=media,
             watched=self._encoder.watched(genrm) if sent.is_soft else (),

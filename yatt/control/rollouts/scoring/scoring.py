@@ -59,6 +59,11 @@ class Scorer:
         self.judges = tuple(g.name for g in config.genrms if self.weights[g.name] > 0)
         """Scores that GenRMs give, and that are part of the reward."""
 
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Scores of weight 0, which are only measured; a teacher's is no opinion."""
+        return tuple(n for n, weight in self.weights.items() if not weight and not self._is_teacher(n))
+
     def names(self, roles: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Returns the scores of a trained sample; with `roles`, those that can be made now."""
         if roles is None:
@@ -72,8 +77,9 @@ class Scorer:
         for name in self.names(roles):
             if sample.failed:
                 return
-            if name not in have and not self.is_of_groups(name):
-                await self.score_one(name, subject)
+            is_missing = name not in have and not self.is_of_groups(name)
+            if is_missing and not await self.score_one(name, subject):
+                return
 
     async def score_group(self, subjects: Sequence[Subject], roles: tuple[str, ...]) -> None:
         """Adds every missing score that needs the whole group and can be made now."""
@@ -81,8 +87,9 @@ class Scorer:
             if any(subject.sample.failed for subject in subjects):
                 return
             have = [s.sample.scores.keys() | s.sample.unmeasured.keys() for s in subjects]
-            if self.is_of_groups(name) and not all(name in each for each in have):
-                await self.score_together(name, subjects)
+            is_missing = self.is_of_groups(name) and not all(name in each for each in have)
+            if is_missing and not await self.score_together(name, subjects):
+                return
 
     async def interrupt(self) -> None:
         """Ends the questions to GenRMs that wait for an answer; their scores stay missing."""
@@ -92,16 +99,17 @@ class Scorer:
         """Whether this score needs all samples of a group."""
         return self._sources[name].needs_group
 
-    async def score_one(self, name: str, subject: Subject) -> None:
-        """Adds one score. A failure of any kind affects only this sample.
+    async def score_one(self, name: str, subject: Subject) -> bool:
+        """Adds one score. A failure of any kind affects only this sample. Returns as `score_together`.
 
         Raises:
             WorkerFailed: it was lost to machine failures, in deterministic mode.
         """
-        await self.score_together(name, [subject])
+        return await self.score_together(name, [subject])
 
-    async def score_together(self, name: str, subjects: Sequence[Subject]) -> None:
-        """Adds one score to all samples of a group. A failure affects only this group.
+    async def score_together(self, name: str, subjects: Sequence[Subject]) -> bool:
+        """Adds one score to all samples of a group. A failure affects only this group. Returns whether others
+        may follow: not if it was interrupted, because theirs would be, too.
 
         Raises:
             WorkerFailed: it was lost to machine failures, in deterministic mode.
@@ -109,15 +117,16 @@ class Scorer:
         try:
             found = await self._sources[name].score(subjects) if self._asks(name, subjects[0]) else None
         except Interrupted:
-            return
+            return False
         except Unscored as error:
             self._failed(name, subjects, str(error), is_users=True)
-            return
+            return True
         except MACHINES as error:
             self._failed(name, subjects, str(error), is_users=False)
-            return
+            return True
         for subject, scored in zip(subjects, found or [NO_SCORE] * len(subjects), strict=True):
             self._scored(name, subject, scored)
+        return True
 
     def _asks(self, name: str, subject: Subject) -> bool:
         """Whether a score is made of this group, and not of others only."""
