@@ -34,6 +34,7 @@ NAMES = (
     "picture_rollouts",
     "group_judging",
     "rubric",
+    "soft_verdicts",
     "keeping",
     "oversampling",
     "overlap",
