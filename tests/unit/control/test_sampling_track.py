@@ -21,8 +21,13 @@ class Bench:
         self.inbox, self.said = Inbox(), list[str]()
         self.ends: dict[str, asyncio.Future[bool]] = {}
         rules = TrackRules(total_iterations=5, ahead=ahead, max_age=ahead)
-        work = TrackWork(sample=self._sample, load=self._load)
+        work = TrackWork(prepare=self._prepare, sample=self._sample, load=self._load)
+        self.is_prepared = asyncio.Event()
+        self.is_prepared.set()
         self.track = SamplingTrack(rules, work, Background(self.inbox))
+
+    async def _prepare(self, _: int) -> None:
+        await self.is_prepared.wait()
 
     async def _sample(self, batch: int, version: int) -> bool:
         return await self._until_told(f"sample {batch} by {version}")
@@ -61,6 +66,19 @@ async def started(bench: Bench) -> "asyncio.Task[bool]":
     await bench.end("load 0")
     await loading
     return asyncio.ensure_future(bench.track.batch(1))
+
+
+def test_a_batch_for_which_engines_are_not_ready_when_the_run_is_stopped_is_not_begun() -> None:
+    async def scene(bench: Bench) -> None:
+        bench.is_prepared.clear()
+        asked = await started(bench)
+        await settled()
+        bench.track.stop()
+        bench.is_prepared.set()
+        await settled()
+        asked.cancel()
+
+    assert played(scene, 0).said == ["load 0"]
 
 
 def test_without_credit_the_tracks_take_turns() -> None:

@@ -34,10 +34,12 @@ class TrackWork:
     """The work of the track.
 
     Attributes:
+        prepare: readies engines for a batch; a request to stop may come meanwhile.
         sample: samples a batch, or what it lacks, by a policy version; returns whether it is whole.
         load: makes the engines load a policy version.
     """
 
+    prepare: Callable[[int], Awaitable[None]]
     sample: Callable[[int, int], Awaitable[bool]]
     load: Callable[[int], Awaitable[None]]
 
@@ -118,6 +120,9 @@ class SamplingTrack:
         if self._track.is_stopped:  # nodes were told to end before they were told to begin
             return
         try:
+            await self._work.prepare(order.batch)
+            if self._track.is_stopped:  # as above, meanwhile
+                return
             is_whole = await self._work.sample(order.batch, order.version)
         except YattError:
             if self._track.is_stopped:  # it was broken off
@@ -182,7 +187,7 @@ class BatchSampling:
         self._node, self._clients, self._events, self.slabs = node, clients, events, slabs
         self.judges = judges
         self._sampled: dict[int, Batch] = {}
-        work = TrackWork(sample=self._sample, load=self._load)
+        work = TrackWork(prepare=judges.begin, sample=self._sample, load=self._load)
         self.track = SamplingTrack(track_rules(node.config), work, background)
 
     def take(self, iteration: int) -> Batch:
@@ -218,7 +223,6 @@ class BatchSampling:
 
     async def _sample(self, iteration: int, version: int) -> bool:
         """Samples a batch; returns whether it is whole, or lacks only scores of later phases."""
-        await self.judges.begin(iteration)
         began_s, is_ahead = clock.monotonic_s(), bool(self._node.config.rollout.ahead)
         if is_ahead:
             self._events.emit(BatchBegan(iteration=iteration, policy_version=version))
