@@ -4,16 +4,17 @@
 
 writes prompts for training and validation, and examples with which `yatt sft` trains the policy and the
 judge (the GenRM). The judge's prompt is ``12+34=640?``; it completes its own sum and the verdict: ``640Y``.
+A judge may also learn from the verdicts alone (`judge_rl.jsonl`, `configs/quickstart-agreement.yaml`).
 """
 
 import json
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 NUM_HELD_OUT = 512
-NUM_JUDGE_EXAMPLES = 60_000
+NUM_JUDGE_EXAMPLES, NUM_JUDGED = 60_000, 20_000
 END = "."
 CHARACTERS = "0123456789+=?YN"
 Problem = tuple[int, int]
@@ -31,9 +32,12 @@ def main() -> None:
     _write(folder / "val.jsonl", (_row(p) for p in held_out))
     _write(folder / "policy_sft.jsonl", (_example(prompt(p), answer(p) + END) for p in rest))
     _write(folder / "policy_sft_val.jsonl", (_example(prompt(p), answer(p) + END) for p in held_out))
-    judged = (_judge_example(draw.choice(problems), draw) for _ in range(NUM_JUDGE_EXAMPLES))
+    judged = [_judge_example(draw.choice(problems), draw) for _ in range(NUM_JUDGE_EXAMPLES)]
+    judged_held_out = [_judge_example(p, draw) for p in held_out]
     _write(folder / "judge_sft.jsonl", judged)
-    _write(folder / "judge_sft_val.jsonl", (_judge_example(p, draw) for p in held_out))
+    _write(folder / "judge_sft_val.jsonl", judged_held_out)
+    _write(folder / "judge_rl.jsonl", map(_labelled, judged[:NUM_JUDGED]))
+    _write(folder / "judge_rl_val.jsonl", map(_labelled, judged_held_out))
 
 
 def prompt(problem: Problem) -> str:
@@ -54,11 +58,22 @@ def _row(problem: Problem) -> dict[str, object]:
     }
 
 
-def _example(text: str, completion: str) -> dict[str, object]:
+def _example(text: str, completion: str) -> dict[str, str]:
     return {"prompt": text, "completion": completion}
 
 
-def _judge_example(problem: Problem, draw: random.Random) -> dict[str, object]:
+def _labelled(example: dict[str, str]) -> dict[str, object]:
+    """A question to the judge with the right verdict, and the answer that is judged."""
+    text = example["prompt"]
+    return {
+        "data_source": "judge",
+        "prompt": text,
+        "reward_model": {"style": "rule", "ground_truth": example["completion"].removesuffix(END)[-1]},
+        "extra_info": {"shown": text.partition("=")[2].removesuffix("?")},
+    }
+
+
+def _judge_example(problem: Problem, draw: random.Random) -> dict[str, str]:
     right = answer(problem)
     shown = right if draw.random() < 0.5 else _wrong(right, draw)
     verdict = "Y" if shown == right else "N"
@@ -82,7 +97,7 @@ def _wrong(right: str, draw: random.Random) -> str:
     return "".join(str((int(digit) + draw.choice((0, 0, 1, 9))) % 10) for digit in right)
 
 
-def _write(path: Path, rows: Iterable[dict[str, object]]) -> None:
+def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
