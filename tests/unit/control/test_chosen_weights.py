@@ -3,17 +3,19 @@
 import asyncio
 import json
 import shutil
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import RunFile, until
+from tests.runs import HANG_S, RunFile, until
 from yatt.adapters.run_folder.judge_weights import read_choice, record_choice, recorded_choices
 from yatt.checkpoint.commit.manifest import Checkpoints
 from yatt.checkpoint.store.store import open_store
 from yatt.config.load import load_run_config
+from yatt.control.leader import judge_refresh
 from yatt.control.leader.judge_refresh import JudgeRefresh
 from yatt.control.node import Node
 from yatt.core.gpus.placement import placement_of
@@ -67,7 +69,7 @@ class Bench:
             "name": "my judge", "model": str(self.judge.folder / "policy"), "template": "{completion}?",
             "verdict": {"pattern": "([0-9])"}, "refresh": {"url": self.store, "every": self.every},
         }  # fmt: skip
-        self.run.settings.update(launch={"nodes": 1}, genrms=[genrm])
+        self.run.settings.update(launch={"nodes": 1, "phase_timeout_s": 1}, genrms=[genrm])
         config = completed_config(load_run_config([self.run.write()], []))
         node = Node(
             config=config, paths=self.run_paths(attempt), placement=placement_of(config),
@@ -240,3 +242,44 @@ def test_weights_that_no_attempt_can_need_again_are_removed(bench: Bench) -> Non
 
     asyncio.run(play())
     assert sorted(path.name[:8] for path in bench.place.glob("*-*")) == ["00000007"]
+
+
+def test_what_a_killed_attempt_was_writing_is_removed(bench: Bench) -> None:
+    left = bench.place / ".00000002.000001-436a8a313533.17.0123abcd"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+
+    async def play() -> None:
+        bench.save(1)
+        await bench.leader().begin(1)
+
+    asyncio.run(play())
+    assert bench.sources == {1: 1} and not left.exists()
+
+
+def test_a_store_that_hangs_costs_a_time_limit_and_no_weights(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_hanging, is_over = threading.Event(), threading.Event()
+
+    def hang(*arguments: Any) -> Any:
+        if is_hanging.is_set():
+            is_over.wait(HANG_S)
+        return open_store(*arguments)
+
+    monkeypatch.setattr(judge_refresh, "open_store", hang)
+
+    async def play() -> None:
+        bench.save(1)
+        leader = bench.leader()
+        await leader.begin(1)
+        bench.save(2)
+        is_hanging.set()
+        await leader.begin(3)
+        assert bench.sources == {1: 1, 3: 1}
+
+    try:
+        asyncio.run(play())
+    finally:
+        is_over.set()
+    assert "did not answer within 1 s" in bench.told("judge.not_refreshed")[0]["why"]

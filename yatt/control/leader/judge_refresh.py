@@ -9,14 +9,17 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from yatt.adapters.files.files import make_within
 from yatt.adapters.files.patience import with_retries
+from yatt.adapters.net.deadline import while_moving
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.run_folder.attempt_claim import check_newest
 from yatt.adapters.run_folder.judge_weights import (
@@ -25,9 +28,10 @@ from yatt.adapters.run_folder.judge_weights import (
     record_choice,
     recorded_choices,
 )
-from yatt.checkpoint.commit.manifest import Checkpoints
+from yatt.checkpoint.commit.manifest import Candidates, Checkpoints
 from yatt.checkpoint.commit.manifest_format import commit_of
 from yatt.checkpoint.convert.export import export_as_hf
+from yatt.checkpoint.convert.hf_folder import remove_leftovers
 from yatt.checkpoint.store.store import open_store
 from yatt.config.schema import GenRMSection
 from yatt.control.leader.node_clients import NodeClients
@@ -36,6 +40,7 @@ from yatt.core.attempts.checkpoint_names import named_commit
 from yatt.core.phases.judge_weights import (
     choice_in_force,
     is_choice_due,
+    is_weights_folder,
     needed_folders,
     record_name,
     weights_folder,
@@ -46,6 +51,9 @@ from yatt.models.model import read_model
 from yatt.obs.story.events import EventLog
 from yatt.records.events.groups import JudgeNotRefreshed, JudgeRefreshed
 from yatt.records.weights import ChosenWeights, UseJudges
+
+PRUNE_S = 30.0
+"""Longest wait for the run's own store before weights that nobody needs are removed."""
 
 TRIES = 3
 """How often weights are read: the other run may remove a checkpoint meanwhile."""
@@ -113,8 +121,8 @@ class JudgeRefresh:
         self._read_ahead(genrm, iteration)
         found = await self._reading.pop(genrm.name)
         await _patiently(partial(check_newest, paths, self._node.attempt))
-        chosen = await _patiently(partial(record_choice, paths, genrm.name, found))
-        await call_in_thread(partial(self._prune, genrm.name))
+        chosen = await _patiently(partial(record_choice, paths, genrm.name, replace(found, begins=iteration)))
+        await self._prune(place)
         before = self._now.get(genrm.name)
         if chosen.folder and (before is None or before.folder != chosen.folder):
             self._events.emit(JudgeRefreshed(genrm=genrm.name, iteration=iteration, source=chosen.source))
@@ -127,11 +135,15 @@ class JudgeRefresh:
     async def _read(self, genrm: GenRMSection, iteration: int) -> ChosenWeights:
         """Writes the newest weights as a folder; returns the choice of an iteration, not recorded yet. If
         that is not possible, it is the choice before."""
-        loop, why = asyncio.get_running_loop(), ""
+        limit_s, why = self._node.config.launch.phase_timeout_s, ""
         for _ in range(TRIES):
+            reading = _Reading(asyncio.get_running_loop())
             try:
-                work = partial(self._newest, genrm, iteration, loop)
-                return await call_in_thread(work)  # type: ignore[no-any-return]
+                work = call_in_thread(partial(self._newest, genrm, iteration, reading))
+                return await while_moving(work, limit_s, reading.num_moved)
+            except TimeoutError:
+                reading.is_over, why = True, f"{genrm.refresh.url} did not answer within {limit_s:g} s"
+                break
             except (YattError, OSError) as error:
                 why = words_of(error)
         _LOG.warning("GenRM '%s' keeps its weights: %s", genrm.name, why)
@@ -148,7 +160,7 @@ class JudgeRefresh:
             begins=iteration, folder=before.folder, source=before.source, attempt=self._node.attempt
         )
 
-    def _newest(self, genrm: GenRMSection, iteration: int, loop: asyncio.AbstractEventLoop) -> ChosenWeights:
+    def _newest(self, genrm: GenRMSection, iteration: int, reading: "_Reading") -> ChosenWeights:
         """Writes the weights of the newest checkpoint, unless they are there already. Blocks.
 
         Raises:
@@ -165,12 +177,7 @@ class JudgeRefresh:
         if not (place / name).is_dir():
             make_within(self._node.paths.root, place)
             model = ModelFolder(path=Path(genrm.model), model=read_model(genrm.model))
-
-            def tick(_: int) -> None:
-                if loop.is_closed():  # this attempt is over
-                    raise CancelledError
-
-            export_as_hf(checkpoints, names[0], model, place / name, tick)
+            export_as_hf(checkpoints, names[0], model, place / name, reading.tick)
         return ChosenWeights(
             begins=iteration, folder=name, source=commit_of(manifest).iteration, attempt=attempt
         )
@@ -184,21 +191,48 @@ class JudgeRefresh:
                 "and weights are chosen anew, which makes other scores than before."
             )
 
-    def _prune(self, genrm: str) -> None:
+    async def _prune(self, place: Path) -> None:
         """Removes weights that no attempt can need again. What cannot be removed now is removed later."""
-        place = self._node.paths.judge_weights(genrm)
-        with contextlib.suppress(YattError, OSError):
-            commits = [named_commit(name).iteration for name in self._checkpoints.candidates().names]
-            needed = needed_folders(self._folders(place), min(commits, default=0) + 1)
-            for entry in place.iterdir():
-                if entry.is_dir() and entry.name not in needed and not entry.name.startswith("."):
-                    shutil.rmtree(entry, ignore_errors=True)
-
-    def _folders(self, place: Path) -> Mapping[int, str]:
-        return {begins: read_choice(place, begins).folder for begins in recorded_choices(place)}
+        with contextlib.suppress(YattError, OSError, TimeoutError):
+            async with asyncio.timeout(PRUNE_S):
+                found: Candidates = await call_in_thread(self._checkpoints.candidates)
+            oldest = min((named_commit(name).iteration for name in found.names), default=0) + 1
+            await call_in_thread(partial(_remove_unneeded, place, oldest))
 
     def _place(self, genrm: GenRMSection) -> Path:
         return self._node.paths.judge_weights(genrm.name)
+
+
+class _Reading:
+    """Weights that are being written in a thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._moved, self.is_over = loop, 0, False
+
+    def num_moved(self) -> int:
+        """Pieces so far."""
+        return self._moved
+
+    def tick(self, _: int) -> None:
+        """Counts a piece.
+
+        Raises:
+            CancelledError: nobody waits for them any more.
+        """
+        self._moved += 1
+        if self.is_over or self._loop.is_closed():
+            raise CancelledError
+
+
+def _remove_unneeded(place: Path, oldest: int) -> None:
+    folders = {begins: read_choice(place, begins).folder for begins in recorded_choices(place)}
+    needed = needed_folders(folders, oldest)
+    for entry in place.iterdir():
+        if is_weights_folder(entry.name) and entry.name not in needed:
+            shutil.rmtree(entry, ignore_errors=True)
+        hidden = entry.name.removeprefix(".").rsplit(".", 2)[0]
+        if entry.name.startswith(".") and is_weights_folder(hidden):
+            remove_leftovers(place / hidden)
 
 
 async def _patiently(work: Callable[[], Any]) -> Any:
