@@ -1,11 +1,14 @@
 """Paths of all files in the run folder."""
 
+import hashlib
 import os
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
 from yatt.errors import ConfigError
+
+MOST_NAME = 100  # characters of a name in a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,10 @@ class RunPaths:
 
     def judge_weights(self, genrm: str) -> Path:
         """Weights of other runs that a GenRM takes, and when it has which (`genrms[].refresh`)."""
-        return self.root / "judges" / f"genrm-{urllib.parse.quote(genrm, safe='')}"
+        name = urllib.parse.quote(genrm, safe="")
+        if len(name) > MOST_NAME:
+            name = f"{name[:MOST_NAME]}-{hashlib.sha256(genrm.encode()).hexdigest()[:12]}"
+        return self.root / "judges" / f"genrm-{name}"
 
     @property
     def evaluation(self) -> Path:

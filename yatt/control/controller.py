@@ -228,7 +228,7 @@ class Controller:
                 peers.admit(each.node, each.life, each.address)
         for index in set(order.lost) - peers.lost:
             peers.exclude(index, "is lost", peers.life(index))
-        await self._parts.judges.begin()  # the weights of a batch may have been chosen meanwhile
+        await self._parts.judges.use(UseJudges(folders=order.judges))
         awaited = {ROLLOUT} if self._node.config.trains else set[str]()
         self._parts.rooms.open(*(set(self._node.placement.pools) - awaited))
         return m.Done()

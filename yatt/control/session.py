@@ -201,7 +201,6 @@ class Session:
         probe = await call_in_thread(partial(with_retries, read))
         commits = Commits(node, clients, checkpoints, events, inbox, row)
         judges = JudgeRefresh(node, clients, checkpoints, events)
-        await judges.choose_first()
         batches = BatchSampling(node, clients, slabs, judges, events, background)
         trained = PhaseWork(node, clients, commits, batches, row, probe)
         return Coordinator(node, clients, trained, row, events, background)

@@ -216,6 +216,8 @@ class Roster(Order[Done], frozen=True, kw_only=True):
 
     lost: tuple[int, ...]
     joined: tuple[PeerJoined, ...]
+    judges: dict[str, str] = msgspec.field(default_factory=dict)
+    """As in UseJudges."""
 
 
 class SourceScores(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,6 +31,7 @@ class Nodes:
     """Notes the orders to all nodes."""
 
     told: list[UseJudges] = field(default_factory=list)
+    judges: dict[str, str] = field(default_factory=dict)
 
     async def ask_all(self, order: UseJudges) -> list[Done]:
         self.told.append(order)
@@ -236,12 +237,13 @@ def test_weights_that_no_attempt_can_need_again_are_removed(bench: Bench) -> Non
             bench.save(iteration)
             await leader.begin(iteration)
         assert len(list(bench.place.glob("*-*"))) == 3
-        save(own.store, bench.run.folder / "policy", iteration=6)
+        for iteration in (2, 5, 6):  # an older one that is kept for ever counts for nothing
+            save(own.store, bench.run.folder / "policy", iteration=iteration)
         bench.save(7)
         await leader.begin(7)
 
     asyncio.run(play())
-    assert sorted(path.name[:8] for path in bench.place.glob("*-*")) == ["00000007"]
+    assert sorted(path.name[:8] for path in bench.place.glob("*-*")) == ["00000005", "00000007"]
 
 
 def test_what_a_killed_attempt_was_writing_is_removed(bench: Bench) -> None:

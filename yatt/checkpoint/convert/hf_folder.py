@@ -165,7 +165,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         ConfigError: `target` exists and is not empty, or the folder that it would be in does not exist.
     """
     check_target(target)
-    remove_leftovers(target)
+    remove_partial_folders(target)
     partial_folder = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     partial_folder.mkdir()
     try:
@@ -241,7 +241,7 @@ def _locked(folder: Path) -> Iterator[int]:
         yield descriptor
 
 
-def remove_leftovers(target: Path) -> None:
+def remove_partial_folders(target: Path) -> None:
     """Removes what processes that were killed have left beside a folder (`whole_folder`)."""
     name = re.compile(rf"\.{re.escape(target.name)}\.\d+\.[0-9a-f]{{8}}")
     for path in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:

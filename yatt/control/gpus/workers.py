@@ -253,7 +253,7 @@ class Workers:
     def forget(self, worker: Worker, how: str) -> None:
         """Handles the end of a worker's process. An engine that ends too often in a row without a completion
         is a failure, since more restarts would not help."""
-        is_retired = worker.process.is_unwanted
+        is_retired = self._supervisor.was_retired(worker.address)
         if worker.name in self._waking and not is_retired:
             self._gives_back(worker, f"ended: {how}")
         self._engines.remove(worker.address, f"ended: {how}", is_blamed=True)
@@ -334,7 +334,9 @@ class Workers:
         except SyncMismatch as error:
             self._unfit.report(str(error), error.exit_code)
         except (WorkerFailed, DeadlineExceeded) as error:
-            if not worker.process.is_unwanted and self._gives_back(worker, str(error)):
+            if self._supervisor.was_retired(address):
+                return
+            if self._gives_back(worker, str(error)):
                 if worker.address == address:
                     self._supervisor.end(worker)
                 return

@@ -31,7 +31,7 @@ from yatt.adapters.run_folder.judge_weights import (
 from yatt.checkpoint.commit.manifest import Candidates, Checkpoints
 from yatt.checkpoint.commit.manifest_format import commit_of
 from yatt.checkpoint.convert.export import export_as_hf
-from yatt.checkpoint.convert.hf_folder import remove_leftovers
+from yatt.checkpoint.convert.hf_folder import remove_partial_folders
 from yatt.checkpoint.store.store import open_store
 from yatt.config.schema import GenRMSection
 from yatt.control.leader.node_clients import NodeClients
@@ -102,8 +102,10 @@ class JudgeRefresh:
             self._now[genrm.name] = await self._in_force(genrm, iteration)
         paths, now = self._node.paths, self._now
         folders = {g.name: folder_of_choice(paths, g.name, now[g.name], g.model) for g in self._genrms}
+        self._clients.judges = folders
         await self._clients.ask_all(UseJudges(folders=folders))
-        for genrm in self._genrms:
+        is_last = iteration >= self._node.config.trainer.total_iterations
+        for genrm in () if is_last else self._genrms:
             recorded = await _patiently(partial(recorded_choices, self._place(genrm)))
             if is_choice_due(iteration + 1, genrm.refresh.every, recorded):
                 self._read_ahead(genrm, iteration + 1)
@@ -196,7 +198,8 @@ class JudgeRefresh:
         with contextlib.suppress(YattError, OSError, TimeoutError):
             async with asyncio.timeout(PRUNE_S):
                 found: Candidates = await call_in_thread(self._checkpoints.candidates)
-            oldest = min((named_commit(name).iteration for name in found.names), default=0) + 1
+            newest = [0, 0, *sorted(named_commit(name).iteration for name in found.names)]
+            oldest = newest[-2] + 1  # the newest save may turn out to be damaged
             await call_in_thread(partial(_remove_unneeded, place, oldest))
 
     def _place(self, genrm: GenRMSection) -> Path:
@@ -232,7 +235,7 @@ def _remove_unneeded(place: Path, oldest: int) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         hidden = entry.name.removeprefix(".").rsplit(".", 2)[0]
         if entry.name.startswith(".") and is_weights_folder(hidden):
-            remove_leftovers(place / hidden)
+            remove_partial_folders(place / hidden)
 
 
 async def _patiently(work: Callable[[], Any]) -> Any:

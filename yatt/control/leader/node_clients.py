@@ -39,6 +39,8 @@ class NodeClients:
     ) -> None:
         self._node, self._own, self._peers, self._gave_up = node, own, peers, gave_up
         self._progress, self._num_nodes = progress, node.config.launch.nodes
+        self.judges: dict[str, str] = {}
+        """Folders of refreshed GenRMs, which newcomers are told."""
 
     async def ask(self, index: int, body: m.Order[A], deadline_s: float | None = None) -> A:
         """Returns one node's answer.
@@ -150,6 +152,6 @@ class NodeClients:
         mine = next((each for each in joined if (each.node, each.life) == (index, life)), None)
         if mine is None or self.is_lost(index):
             return  # lost meanwhile; a later life is introduced by itself
-        roster = Roster(lost=tuple(sorted(self._peers.lost)), joined=joined)
+        roster = Roster(lost=tuple(sorted(self._peers.lost)), joined=joined, judges=self.judges)
         others = (other for other in range(self._num_nodes) if other not in (self._node.index, index))
         await self.ask_nodes({index: roster, **dict.fromkeys(others, mine)})

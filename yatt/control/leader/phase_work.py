@@ -84,9 +84,11 @@ class PhaseWork:
         """Carries out one act."""
         match act.phase:
             case Phase.JOIN:
+                await self._batches.judges.choose_first()
                 await start_workers(self._node, self._clients)
             case Phase.BUILD:
                 found = await self._build()
+                await self._batches.judges.begin(max(1, found.iteration))  # a validation may come first
                 self._batches.track.resumed(found.iteration)
                 return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
             case Phase.SYNC:
@@ -178,8 +180,7 @@ class PhaseWork:
             sums=sum_of_boxes(answer.sums for answer in answers),
             part_sums=sum_of_parts(answer.part_sums for answer in answers),
         )
-        engine_nodes = sorted(self._node.placement.pools[ROLLOUT])
-        await self._clients.ask_nodes(dict.fromkeys(engine_nodes, take))
+        await self._clients.ask_nodes(dict.fromkeys(sorted(self._node.placement.pools[ROLLOUT]), take))
         self._row.values["perf/weights_bytes"] = sum(answer.size_bytes for answer in answers)
 
     async def _measure_held_out(self, iteration: int) -> None:
@@ -364,8 +365,7 @@ class PhaseWork:
         self._row.values["ckpt/stall_s"] = clock.monotonic_s() - began_s
 
     async def _export(self, _: int) -> None:
-        """Writes the policy as a Hugging Face folder. A failure here costs no training: the last iteration is
-        committed, and the next attempt has only this left to do."""
+        """Writes the policy as a Hugging Face folder. A failure costs no training: all of it is committed."""
         await self._clients.ask_trainer_nodes(m.ExportHF(folder=str(self._node.paths.model)))
 
     def _check_newest(self) -> None:

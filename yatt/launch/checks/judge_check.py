@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from yatt.adapters.files.patience import is_passing
 from yatt.adapters.inputs.model_family import has_some_windows, has_turned_experts
 from yatt.adapters.inputs.tokenizer import Tokenizer
 from yatt.checkpoint.commit.manifest import Checkpoints
@@ -34,7 +33,7 @@ def check_judge(config: RunConfig, genrm: GenRMSection, key: str) -> None:
         ConfigError: as `check_judge_folder` and `check_refresh`.
     """
     check_judge_folder(genrm, key)
-    if genrm.refresh.url:
+    if genrm.refresh.url and config.trains:  # an evaluation asks the model
         check_refresh(config, genrm, f"{key}.refresh.url")
 
 
@@ -51,11 +50,14 @@ def check_judge_folder(genrm: GenRMSection, key: str) -> None:
 
 
 def check_refresh(config: RunConfig, genrm: GenRMSection, key: str) -> None:
-    """Checks the store of the run that a GenRM takes newer weights of. It may have no checkpoint yet.
+    """Checks, at the start of a run, the store of the run that a GenRM takes newer weights of. It may have no
+    checkpoint yet. A run that has begun keeps the weights that it has.
 
     Raises:
         ConfigError: it is this run's own, cannot be used, or its newest checkpoint is of another model.
     """
+    if RunPaths(Path(config.run.dir)).config.exists():
+        return
     url, section = genrm.refresh.url, config.checkpoint
     if url.rstrip("/") == store_url(config, Path(config.run.dir)).rstrip("/"):
         raise ConfigError("is this run's own store; write model: policy for a judge of its weights.", key=key)
@@ -65,8 +67,6 @@ def check_refresh(config: RunConfig, genrm: GenRMSection, key: str) -> None:
         names = checkpoints.candidates().names
         manifest = checkpoints.read(names[0]) if names else None
     except (StoreUnreachable, CheckpointError) as error:
-        if is_passing(error) and RunPaths(Path(config.run.dir)).config.exists():
-            return  # as for the run's own store
         raise ConfigError(f"{url} cannot be used from this machine ({error}).", key=key) from error
     if manifest is None:
         return

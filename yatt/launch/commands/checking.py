@@ -10,6 +10,7 @@ from typing import Any
 from yatt.adapters.node_local.local_folder import check_in_memory
 from yatt.config.doubts import doubtful_settings
 from yatt.config.schema import DataSection, FromCheckpointSection, RunConfig
+from yatt.config.sections.judges import RefreshSection
 from yatt.config.sections.operation import TRACKERS
 from yatt.config.site import SiteConfig
 from yatt.errors import ConfigError, Finding
@@ -157,12 +158,14 @@ def _absent(config: RunConfig) -> Iterator[Absent]:
 
 def _without_stores(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """Returns the config without stores behind a URL, and their URLs."""
-    urls = [url for url in (config.checkpoint.url, config.run.from_checkpoint.url) if "://" in url]
+    given = config.checkpoint.url, config.run.from_checkpoint.url, *(g.refresh.url for g in config.genrms)
+    urls = [url for url in given if "://" in url]
     if config.checkpoint.url in urls:
         config = replace(config, checkpoint=replace(config.checkpoint, url="", storage_options={}))
     if config.run.from_checkpoint.url in urls:
         config = replace(config, run=replace(config.run, from_checkpoint=FromCheckpointSection()))
-    return config, urls
+    here = [replace(g, refresh=RefreshSection()) if g.refresh.url in urls else g for g in config.genrms]
+    return replace(config, genrms=tuple(here)), urls
 
 
 PATHS = frozenset(

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,14 @@ class OrphanWatch:
         await call_in_thread(partial(end_orphans, frozenset(self._living()), ORPHANS_END_S))
 
 
+@dataclass(slots=True)
+class _Endings:
+    """Addresses of processes that were killed, or retired."""
+
+    killed: set[str] = field(default_factory=set)
+    retired: set[str] = field(default_factory=set)
+
+
 class Supervisor:
     """Manages the worker processes of one node."""
 
@@ -120,7 +129,7 @@ class Supervisor:
         self.exits: asyncio.Queue[tuple[Worker, str]] = asyncio.Queue()
         """Workers whose process ended without being ended by us, and how it ended."""
         self._tasks = Spawned()
-        self._killed: set[str] = set()
+        self._endings = _Endings()
         self._closing = False
         self.workers: dict[str, Worker] = {w.name: w for w in planned_workers(node)}
         self.shared_memory = SharedMemoryWatch(node.scratch, self._groups)
@@ -287,11 +296,16 @@ class Supervisor:
 
     def was_killed(self, address: str) -> bool:
         """Whether a process that has ended did so by SIGKILL: from outside, if not by us."""
-        return address in self._killed
+        return address in self._endings.killed
+
+    def was_retired(self, address: str) -> bool:
+        """Whether a process has ended, or was not begun, because it is not needed: nothing has failed."""
+        return address in self._endings.retired
 
     async def retire(self, workers: Iterable[Worker]) -> None:
         """Ends processes that are not needed any more, also those that begin, and waits for their end."""
         retired = [(worker, worker.address) for worker in workers if worker.is_running]
+        self._endings.retired |= {address for _, address in retired}
         for worker, _ in retired:
             worker.process.is_unwanted = True
         while left := [w for w, address in retired if w.is_running and w.address == address]:
@@ -332,7 +346,7 @@ class Supervisor:
         if worker.process.is_unwanted and returncode == -signal.SIGKILL:
             how = NOT_NEEDED
         if returncode == -signal.SIGKILL:
-            self._killed.add(worker.address)
+            self._endings.killed.add(worker.address)
         self._events.emit(WorkerEnded(worker=worker.address, pid=child.pid, how=how, log=str(child.log)))
         worker.process.child = None
         self._tell_end(worker, how)
