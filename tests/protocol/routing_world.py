@@ -285,6 +285,7 @@ class World:
         parts: Any = SimpleNamespace(
             engines=engines, router=router, rooms=rooms, peers=peers, publications=SimpleNamespace(take=None),
             given_weights=SimpleNamespace(describe=None, offer=None),
+            judges=SimpleNamespace(use=_use_no_others),
         )  # fmt: skip
         return Place(node, hands, engines, router, Controller(node, parts, None))
 
@@ -347,3 +348,7 @@ def shown(mail: Mail) -> tuple[str, str]:
             sample = getattr(body, "sample", None) or getattr(body, "completed", None)
             room = f"{getattr(body, 'room', '')} {getattr(body, 'version', '')}"
             return type(body).__name__, f"{sample_name(sample.request_id) if sample else ''} {room}"
+
+
+async def _use_no_others(_: m.Message) -> m.Message:
+    return m.Done()
