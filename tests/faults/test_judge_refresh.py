@@ -59,8 +59,9 @@ def test_two_runs_that_are_killed_at_random_and_resumed_are_as_one_that_was_neve
     tmp_path: Path,
 ) -> None:
     """Whole runs at once: the judge's, and the policy's, which takes its weights as they come. Each is killed
-    twice, after iterations that are drawn. A calm run that is given the recorded choices ends with the same
-    state, bit for bit; and what the judge said is what transformers says with the weights of its checkpoints.
+    twice, after iterations that are drawn. A run that is given the recorded choices before its first
+    iteration, and is not disturbed any more, ends with the same state, bit for bit; and what the judge said
+    is what transformers says with the weights of its checkpoints.
     """
     draw, judge = random.Random(SEED), judge_run(tmp_path / "judge")
     judge.write()

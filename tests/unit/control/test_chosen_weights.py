@@ -226,7 +226,11 @@ def test_of_two_records_of_one_iteration_the_first_holds(bench: Bench) -> None:
     assert record_choice(paths, "my judge", second) == first
 
 
-def test_weights_that_no_attempt_can_need_again_are_removed(bench: Bench) -> None:
+@pytest.mark.parametrize(("saved", "left"), [((2, 5, 6), [5, 7]), ((6,), [7]), ((), [1, 3, 5, 7])])
+def test_weights_that_no_attempt_can_need_again_are_removed(
+    bench: Bench, saved: tuple[int, ...], left: list[int]
+) -> None:
+    """Of the newest two saves; an older one that is kept for ever counts for nothing."""
     from tests.saved_weights import save
 
     async def play() -> None:
@@ -237,13 +241,13 @@ def test_weights_that_no_attempt_can_need_again_are_removed(bench: Bench) -> Non
             bench.save(iteration)
             await leader.begin(iteration)
         assert len(list(bench.place.glob("*-*"))) == 3
-        for iteration in (2, 5, 6):  # an older one that is kept for ever counts for nothing
+        for iteration in saved:
             save(own.store, bench.run.folder / "policy", iteration=iteration)
         bench.save(7)
         await leader.begin(7)
 
     asyncio.run(play())
-    assert sorted(path.name[:8] for path in bench.place.glob("*-*")) == ["00000005", "00000007"]
+    assert sorted(int(path.name[:8]) for path in bench.place.glob("*-*")) == left
 
 
 def test_what_a_killed_attempt_was_writing_is_removed(bench: Bench) -> None:

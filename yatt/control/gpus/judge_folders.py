@@ -11,7 +11,6 @@ from yatt.adapters.files.patience import with_retries
 from yatt.adapters.processes.thread_call import call_in_thread
 from yatt.adapters.run_folder.judge_weights import newest_folder
 from yatt.control.gpus.processes.supervisor import Supervisor
-from yatt.control.gpus.processes.worker_plan import Worker
 from yatt.control.node import Node
 from yatt.core.gpus.placement import genrm_of_role
 from yatt.records.message import Done, Message
@@ -24,6 +23,7 @@ class JudgeFolders:
     def __init__(self, node: Node, supervisor: Supervisor) -> None:
         self._node = node
         self._models = {g.name: g.model for g in node.config.genrms if g.refresh.url}
+        self._folders = dict(self._models)  # that engines are built from now
         self._supervisor, self._using = supervisor, asyncio.Lock()
         engines = [w for w in supervisor.workers.values() if w.is_engine]
         self._argv = {w.name: w.argv for w in engines if genrm_of_role(w.role) in self._models}
@@ -44,17 +44,12 @@ class JudgeFolders:
     async def use(self, order: UseJudges) -> Message:
         """Has every engine of these GenRMs built from its folder; ends those that were built from others."""
         async with self._using:
-            others = [w for w in self._workers() if self._is_other(w, order)]
+            changed = {g: now for g, now in order.folders.items() if self._folders.get(g, now) != now}
+            self._folders |= changed
+            workers = [self._supervisor.workers[name] for name in self._argv]
+            others = [worker for worker in workers if genrm_of_role(worker.role) in changed]
             for worker in others:
-                folder = order.folders[genrm_of_role(worker.role)]
+                folder = changed[genrm_of_role(worker.role)]
                 worker.argv = (*self._argv[worker.name], "--model", folder)
             await self._supervisor.retire(others)
         return Done()
-
-    def _workers(self) -> list[Worker]:
-        return [self._supervisor.workers[name] for name in self._argv]
-
-    def _is_other(self, worker: Worker, order: UseJudges) -> bool:
-        genrm = genrm_of_role(worker.role)
-        before = worker.argv[-1] if worker.argv != self._argv[worker.name] else self._models[genrm]
-        return order.folders.get(genrm, before) != before

@@ -198,9 +198,9 @@ class JudgeRefresh:
         with contextlib.suppress(YattError, OSError, TimeoutError):
             async with asyncio.timeout(PRUNE_S):
                 found: Candidates = await call_in_thread(self._checkpoints.candidates)
-            newest = [0, 0, *sorted(named_commit(name).iteration for name in found.names)]
-            oldest = newest[-2] + 1  # the newest save may turn out to be damaged
-            await call_in_thread(partial(_remove_unneeded, place, oldest))
+            saved = sorted(named_commit(name).iteration for name in found.names)
+            before = saved[-2:] or [0]  # of two, since the newest save may turn out to be damaged
+            await call_in_thread(partial(_remove_unneeded, place, before[0] + 1))
 
     def _place(self, genrm: GenRMSection) -> Path:
         return self._node.paths.judge_weights(genrm.name)

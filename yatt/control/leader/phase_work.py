@@ -88,7 +88,6 @@ class PhaseWork:
                 await start_workers(self._node, self._clients)
             case Phase.BUILD:
                 found = await self._build()
-                await self._batches.judges.begin(max(1, found.iteration))  # a validation may come first
                 self._batches.track.resumed(found.iteration)
                 return Acted(act.seq, resumed=found.iteration, is_local=found.is_local)
             case Phase.SYNC:
